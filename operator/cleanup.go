@@ -179,7 +179,7 @@ func (c cleanup) deleteObjects(ctx context.Context) error {
 		}
 		for _, item := range items {
 			if d, is := item.(*resourcev1.DeviceClass); is && !slices.Contains(deployments.DeviceClassNames(), d.Name) {
-				continue // a copy, with the operator's labels
+				continue // somebody's copy of one of ours, with its labels
 			}
 			if err := c.remove(ctx, item.(client.Object)); err != nil {
 				return err
@@ -196,7 +196,8 @@ func (c cleanup) deleteObjects(ctx context.Context) error {
 }
 
 // waitForValidators waits until the validators have ended, which write to their Nodes until
-// then. A validator on an unreachable node stays for long, but writes nothing.
+// then. A validator on an unreachable node cannot write until the node is reachable again: after
+// endTimeout it is reported, and the cleanup goes on.
 func (c cleanup) waitForValidators(ctx context.Context) error {
 	short, cancel := context.WithTimeout(ctx, endTimeout)
 	defer cancel()

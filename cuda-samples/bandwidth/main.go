@@ -14,11 +14,11 @@ import (
 
 func main() { os.Exit(sample.Main(bandwidth())) }
 
-// Sizes of a copy, unless --bytes says otherwise.
+// Default sizes of a copy, and the largest that --bytes may set.
 const (
 	usualBytes     = 1 << 30
 	simulatedBytes = 256 << 10
-	maxBytes       = 16 << 30 // an index of a word has 32 bits
+	maxBytes       = 16 << 30 // kernels count words of 4 bytes in 32 bits
 )
 
 func bandwidth() sample.Sample {
@@ -28,14 +28,14 @@ func bandwidth() sample.Sample {
 	return sample.Sample{
 		Name: "bandwidth",
 		About: `Measures how fast a GPU's memory is (copy: read and written; triad: two numbers
-read, one written), its link to the host both ways (pinned memory), and, where
-more than one GPU is visible, the road between each two, and checks every word.`,
+read, one written), its link to the host both ways (pinned memory), and, if
+more than one GPU is visible, the link between each two, and checks every word.`,
 		Examples: []sample.Example{
-			{Command: "bandwidth --peers", Meaning: "all pairs of GPUs, even if --device chooses one"},
+			{Command: "bandwidth --device 0 --peers", Meaning: "GPU 0, and the links between all pairs of GPUs"},
 		},
 		Flags: func(f *pflag.FlagSet) {
 			f.Var(&bytes, "bytes", "size of each copy, up to 16Gi; a quarter of it over the host link and between GPUs (default: 1Gi, or an eighth of the free memory; 256Ki on a simulated GPU)")
-			f.BoolVar(&peers, "peers", false, "measure between all visible GPUs, too (default: unless --device chooses one)")
+			f.BoolVar(&peers, "peers", false, "measure between all pairs of visible GPUs, too (default: yes without --device, no with it)")
 			given = f.Changed
 		},
 		Check: func() error {

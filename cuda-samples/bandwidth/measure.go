@@ -66,7 +66,7 @@ func measureOne(ctx context.Context, r *sample.Run, d *driver.Device, bytes uint
 		return err
 	}
 	defer g.close()
-	watch, err := sample.New(d)
+	watch, err := sample.NewWatch(d)
 	if err != nil {
 		return err
 	}
@@ -136,7 +136,7 @@ func (m *meter) copy(from, to *driver.Memory, seed uint32, by func() error) (tim
 // measureLink measures copies between the device and pinned host memory, each way.
 func (m *meter) measureLink() error {
 	n := m.n / 4
-	defer moveNear(sysfs, m.PCI)()
+	defer moveNear(pciDevices, m.PCI)()
 	device, err := m.memory(n)
 	if err != nil {
 		return err
@@ -154,7 +154,7 @@ func (m *meter) measureLink() error {
 		return err
 	}
 	// Read right after the work: an idle link may run slower.
-	peak, err := linkPeak(sysfs, m.Device)
+	peak, err := linkPeak(pciDevices, m.Device)
 	if err != nil {
 		return err
 	}

@@ -11,8 +11,8 @@ import (
 
 // memoryPeak returns the peak bandwidth of the memory interface in bytes per second:
 // clock × bus width × 2, since data moves on both edges of the clock. The driver reports
-// such a clock for every kind of memory, also where the real clock moves more in a cycle
-// (GDDR6X). The results match the data sheets: H100 SXM 2619 MHz × 5120 bits × 2 =
+// a clock for which this factor 2 is right with every kind of memory, even where the hardware moves more
+// in a cycle of its real clock (GDDR6X). The results match the data sheets: H100 SXM 2619 MHz × 5120 bits × 2 =
 // 3352 GB/s, A100 80GB 1593 MHz × 5120 × 2 = 2039, T4 5001 MHz × 256 × 2 = 320,
 // RTX 3090 9751 MHz × 384 × 2 = 936. It returns 0, unknown, where an attribute is 0 and
 // for a MIG device: no attribute gives its share of the interface.
@@ -28,13 +28,13 @@ func memoryPeak(d *driver.Device) (float64, error) {
 	return float64(kHz) * 1000 * 2 * float64(bits) / 8, nil
 }
 
-// sysfs is the kernel's folder of PCI devices. Containers see it, too.
-const sysfs = "/sys/bus/pci/devices"
+// pciDevices is the kernel's folder of PCI devices. Containers see it, too.
+const pciDevices = "/sys/bus/pci/devices"
 
 // linkPeak returns the bandwidth of the PCIe link each way after encoding, in bytes per
 // second. It reads the link's current state from the kernel: the driver has no attribute
-// for it. It returns 0, unknown, where the kernel does not report the link and where the
-// host link is not PCIe (NVLink-C2C: the GPU uses the host's page tables).
+// for it. An idle GPU may slow its link: call it right after a copy. It returns 0, unknown, where the kernel does not report the link and where the
+// host link is not PCIe but NVLink-C2C: the GPU then uses the host's page tables.
 func linkPeak(root string, d *driver.Device) (float64, error) {
 	coherent, err := d.Attribute(driver.HostPageTables)
 	if err != nil || coherent != 0 {

@@ -81,7 +81,7 @@ func newPeer(d *driver.Device, n uint64, seed uint32) (*peer, error) {
 			return p, err
 		}
 	}
-	if p.watch, err = sample.New(d); err != nil {
+	if p.watch, err = sample.NewWatch(d); err != nil {
 		return p, err
 	}
 	if err := p.fill(p.source, n, seed); err != nil {

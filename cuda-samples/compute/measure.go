@@ -19,8 +19,8 @@ var (
 const threads = 256 // in a block
 
 // Steps of one launch: about two milliseconds on a large GPU. With bf16Steps every sum is a
-// whole number below 2^20: 16 products of at most 9 in each step. An fp32 sum holds 24 bits,
-// so tensor cores add exactly, even those that drop lower bits.
+// whole number below 2^20: 16 products of at most 9 in each step. fp32 holds 24 bits, so tensor cores
+// add exactly, even those that drop lower bits, and results can be compared bit for bit.
 const (
 	fp32Steps      = 32768
 	bf16Steps      = 4096
@@ -33,7 +33,7 @@ type measurement struct {
 	arguments []any // of the kernel, between out and steps
 	steps     int
 	work      float64                       // operations of a thread in a step: a multiply-add is two
-	reference func(steps int) [lanes]uint32 // the result of each lane: of each thread of a warp
+	reference func(steps int) [lanes]uint32 // the expected result of each thread of a warp (lane), the same in every warp
 	peak      float64                       // FLOP/s, 0: unknown
 }
 
@@ -77,7 +77,6 @@ func measureThroughput(ctx context.Context, r *sample.Run, isWanted func(string)
 			return err
 		}
 	}
-	r.Progress(0.5, "bf16")
 	switch lacksBF16 := d.Major < 8; {
 	case !isWanted("bf16"):
 		return nil
@@ -87,6 +86,7 @@ func measureThroughput(ctx context.Context, r *sample.Run, isWanted func(string)
 		r.Note("bf16: left out: tensor cores take it from compute capability 8.0 on; this device has %s", d.Capability())
 		return nil
 	}
+	r.Progress(0.5, "bf16")
 	return bf16.measure(ctx, r, d)
 }
 
@@ -115,7 +115,7 @@ func (m measurement) measure(ctx context.Context, r *sample.Run, d *driver.Devic
 		return err
 	}
 	defer func() { _ = out.Free() }()
-	watch, err := sample.New(d)
+	watch, err := sample.NewWatch(d)
 	if err != nil {
 		return err
 	}

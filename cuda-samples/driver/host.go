@@ -26,7 +26,8 @@ func (h *Host) Bytes() []byte { return unsafe.Slice((*byte)(h.p), h.Size) }
 // Free frees the memory.
 func (h *Host) Free() error { return h.device.check("cuMemFreeHost", h.device.driver.memFreeHost(h.p)) }
 
-// CopyToDeviceAsync starts a copy of the first n bytes to the start of a device's memory.
+// CopyToDeviceAsync starts a copy of the first n bytes to the start of a device's memory. Both must stay as
+// they are until the stream has finished it; nil is the default stream.
 func CopyToDeviceAsync(to *Memory, from *Host, n uint64, s *Stream) error {
 	if err := fit(n, to.Size, from.Size); err != nil {
 		return err
@@ -34,7 +35,8 @@ func CopyToDeviceAsync(to *Memory, from *Host, n uint64, s *Stream) error {
 	return to.device.check("cuMemcpyHtoDAsync", to.device.driver.copyToDeviceAsync(to.Address, from.p, n, s.id()))
 }
 
-// CopyToHostAsync starts a copy of the first n bytes of a device's memory.
+// CopyToHostAsync starts a copy of the first n bytes of a device's memory to the start of pinned memory. It
+// is otherwise like CopyToDeviceAsync.
 func CopyToHostAsync(to *Host, from *Memory, n uint64, s *Stream) error {
 	if err := fit(n, to.Size, from.Size); err != nil {
 		return err

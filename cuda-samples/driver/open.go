@@ -3,7 +3,7 @@
 // expects (by an absolute path it would not find its PTX compiler).
 //
 // Open returns the Driver, which lists Devices. Device.Use makes its context the calling
-// thread's current one. Then Load compiles PTX to a Module of Kernels, Alloc and AllocHost
+// thread's current one. Then LoadModule compiles PTX to a Module of Kernels, Alloc and AllocHost
 // return Memory and Host memory, and NewStream and NewEvent order and time the work.
 // Write and Read copy whole slices and wait; the …Async functions put a copy into a
 // stream. An Error names the call, the code and the next action.

@@ -19,11 +19,11 @@ func newMatrix(rows, columns int) matrix {
 // and a sum of k products is at most 2^22, which float32 holds exactly. So the product of two
 // such matrices is the same in any order of summation.
 func integers(rows, columns, k int, seed uint64) matrix {
-	most := min(127, int(math.Sqrt(float64(1<<22)/float64(k))))
+	largest := min(127, int(math.Sqrt(float64(1<<22)/float64(k))))
 	source := rand.New(rand.NewPCG(seed, 0))
 	m := newMatrix(rows, columns)
 	for i := range m.v {
-		m.v[i] = float32(source.IntN(2*most+1) - most)
+		m.v[i] = float32(source.IntN(2*largest+1) - largest)
 	}
 	return m
 }
@@ -46,11 +46,11 @@ func (m matrix) truncate() matrix {
 	return m
 }
 
-// bfloat16 returns the matrix in bfloat16, padded with zeros so that rows and columns
-// are multiples of those given.
-func (m matrix) bfloat16(rows, columns int) []uint16 {
-	width := roundUp(m.columns, columns)
-	out := make([]uint16, roundUp(m.rows, rows)*width)
+// bfloat16 returns the matrix in bfloat16, truncated, and padded with zeros so that its rows are a multiple of
+// rowStep and its columns one of columnStep.
+func (m matrix) bfloat16(rowStep, columnStep int) []uint16 {
+	width := roundUp(m.columns, columnStep)
+	out := make([]uint16, roundUp(m.rows, rowStep)*width)
 	for i := range m.rows {
 		for j := range m.columns {
 			out[i*width+j] = uint16(math.Float32bits(m.v[i*m.columns+j]) >> 16)
@@ -69,5 +69,5 @@ func (m matrix) transposed() matrix {
 	return t
 }
 
-// roundUp returns the next multiple of step.
+// roundUp rounds n up to a multiple of step.
 func roundUp(n, step int) int { return (n + step - 1) / step * step }

@@ -24,7 +24,7 @@ Exit codes:
   0  done
   1  the registry did not start
   2  wrong use
-  of the command, if it fails
+  otherwise that of the command, if it fails
 `
 
 // runRegistry runs `release registry`.
@@ -32,8 +32,8 @@ func runRegistry(ctx context.Context, args []string, stdout, stderr io.Writer) e
 	f := program.NewFlags("release registry", registryUsage, registryExitCodes, stdout)
 	var c registry.Config
 	f.StringVar(&c.Storage, "storage", "bin/release/registry", "the folder in which the registry stores everything")
-	f.StringVar(&c.Listen, "listen", "localhost:5005", "where it listens")
-	f.StringVar(&c.Program, "program", "bin/tools/registry", "the registry's program, of the project distribution")
+	f.StringVar(&c.Listen, "listen", "localhost:5005", "host:port at which it listens")
+	f.StringVar(&c.Program, "program", "bin/tools/registry", "the registry's program, of github.com/distribution/distribution")
 	if err := f.Read(args); err != nil {
 		return err
 	}

@@ -81,7 +81,7 @@ func Parse(data []byte, source string, o Options) (*Config, []Ignored, error) {
 	} else if err := baseconfig.Strict(data, c, source); err != nil {
 		return nil, nil, err
 	}
-	c.completeNames()
+	c.setDefaults()
 	p := problems{source: source}
 	p.checkSections(c)
 	if err := errors.Join(p.all...); err != nil {
@@ -142,8 +142,8 @@ func (p *problems) checkCombinations(c *Config) {
 	}
 }
 
-// completeNames adds the prefix to names of resources, and sets some defaults.
-func (c *Config) completeNames() {
+// setDefaults adds the prefix to names of resources, and sets some defaults.
+func (c *Config) setDefaults() {
 	if c.Version == "" {
 		c.Version = Version // as NVIDIA's device plugin does
 	}
@@ -154,7 +154,7 @@ func (c *Config) completeNames() {
 	}
 	for _, r := range []*Replicated{c.Sharing.TimeSlicing, c.Sharing.MPS} {
 		if r != nil {
-			r.completeNames()
+			r.setDefaults()
 		}
 	}
 	if mps := c.Sharing.MPS; mps != nil && mps.FailRequestsGreaterThanOne == nil {

@@ -37,7 +37,7 @@ type Sharing struct {
 type Replicated struct {
 	RenameByDefault            bool                 `json:"renameByDefault,omitempty" doc:"Advertise shared devices as <name>.shared, so that nobody gets one unasked. Default: false."`
 	FailRequestsGreaterThanOne *bool                `json:"failRequestsGreaterThanOne,omitempty" doc:"Refuse a container that asks for more than one replica. Default: false with timeSlicing, true with mps."`
-	Resources                  []ReplicatedResource `json:"resources,omitempty" doc:"The resources that are shared. One may stand there twice when both list its devices."`
+	Resources                  []ReplicatedResource `json:"resources,omitempty" doc:"The resources that are shared. A resource may appear twice if both entries list devices and no device is in both."`
 }
 
 // ReplicatedResource is a resource whose devices are advertised several times.
@@ -72,8 +72,8 @@ func (s Sharing) Active() (strategy string, r *Replicated) {
 	return "none", &Replicated{}
 }
 
-// completeNames gives names their full form, and devices their default.
-func (r *Replicated) completeNames() {
+// setDefaults completes names (gpu: nvidia.com/gpu), derives Rename, and shares all devices if none are chosen.
+func (r *Replicated) setDefaults() {
 	for i := range r.Resources {
 		resource := &r.Resources[i]
 		resource.Name, resource.Rename = qualifiedName(resource.Name), qualifiedName(resource.Rename)
@@ -86,8 +86,8 @@ func (r *Replicated) completeNames() {
 	}
 }
 
-// UnmarshalJSON implements json.Unmarshaler. It accepts anything, so that problems can
-// report an error with its path.
+// UnmarshalJSON implements json.Unmarshaler. It accepts any value: checkReplicable
+// reports a wrong one, with its path in the file.
 func (d *Replicable) UnmarshalJSON(data []byte) error {
 	*d = Replicable{}
 	var generic any

@@ -41,8 +41,8 @@ type Machine struct {
 	Env          []string          // of this process; NVFM_CONFIG_* counts
 }
 
-// Files that ReadMachine reads. The GPU operator mounts a user's configuration in /drivers and
-// /etc/nvidia.
+// Files that are read, and (…To) places where the plan writes what ReadMachine has read. The GPU operator
+// mounts a user's configuration in /drivers and /etc/nvidia.
 const (
 	licenseFrom  = "/drivers/gridd.conf"
 	licenseTo    = "/etc/nvidia/gridd.conf"
@@ -64,8 +64,9 @@ var programDirs = []string{"/usr/bin", "/usr/sbin", "/usr/local/bin", "/opt/nvid
 // griddLibs lists the folders in which NVIDIA's vGPU packages install nvidia-gridd's libraries.
 var griddLibs = []string{"/usr/lib/x86_64-linux-gnu/nvidia/gridd", "/usr/lib/aarch64-linux-gnu/nvidia/gridd", "/usr/lib64/nvidia/gridd"}
 
-// ReadMachine reads the driver image, and /sys and the user's configuration from the driver
-// container's own root. env is the container's environment.
+// ReadMachine reads programs and their default configurations from image, the root of the driver image,
+// and /sys and the user's configuration from own, the root of the container in which it runs. env is the
+// container's environment.
 func ReadMachine(image, own *host.Root, env []string) (Machine, error) {
 	m := Machine{Programs: map[string]string{}, Env: env, VGPU: slices.Contains(env, "DRIVER_TYPE=vgpu")}
 	if err := m.readPCI(own); err != nil {
@@ -74,7 +75,7 @@ func ReadMachine(image, own *host.Root, env []string) (Machine, error) {
 	_, err := own.Stat("/sys/class/infiniband_mad")
 	m.UserMAD = err == nil
 	for _, name := range []string{persistenced, gridd, topologyd, nvlsm, fabricManager, imex} {
-		for _, dir := range slices.Backward(programDirs) {
+		for _, dir := range slices.Backward(programDirs) { // the first of them wins
 			file := path.Join(dir, name)
 			if info, err := image.Stat(file); err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 {
 				m.Programs[name] = file
@@ -151,11 +152,11 @@ func (m *Machine) readPCI(root *host.Root) error {
 		vendor, class := readAttribute(root, dir, "vendor"), readAttribute(root, dir, "class")
 		switch {
 		case vendor == "0x10de" && strings.HasPrefix(class, "0x0680"):
-			if heldByNVIDIA(root, dir) {
+			if isForNVIDIA(root, dir) {
 				m.NVSwitches++
 			}
 		case vendor == "0x10de" && (strings.HasPrefix(class, "0x0300") || strings.HasPrefix(class, "0x0302")):
-			if heldByNVIDIA(root, dir) {
+			if isForNVIDIA(root, dir) {
 				m.GPUs++
 			}
 		case vendor == "0x15b3" && strings.HasPrefix(class, "0x0207"):
@@ -176,16 +177,16 @@ func (m *Machine) readPCI(root *host.Root) error {
 	return nil
 }
 
-// heldByNVIDIA reports whether a device is bound to NVIDIA's driver, or to none yet. vfio-pci
-// is bound to devices of virtual machines, forcedeth to old network cards of the NVSwitches'
-// class.
-func heldByNVIDIA(root *host.Root, dir string) bool {
+// isForNVIDIA reports whether a device is bound to NVIDIA's driver, or to none yet. Devices of other drivers
+// do not count: vfio-pci has those of virtual machines, forcedeth has old network cards, which have the
+// NVSwitches' PCI class.
+func isForNVIDIA(root *host.Root, dir string) bool {
 	driver, err := root.Readlink(path.Join(dir, "driver"))
 	return err != nil || strings.HasPrefix(path.Base(driver), "nvidia")
 }
 
 // smDisabled is the bit IsSMDisabled of a port's CapabilityMask (InfiniBand Architecture
-// Specification, PortInfo). Some functions of a bridge must not be used.
+// Specification, PortInfo): no subnet manager may run on it. Some functions of a bridge have this bit.
 const smDisabled = 1 << 10
 
 // findPort returns the GUID of a device's first port on which a subnet manager may run.

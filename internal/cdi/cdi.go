@@ -50,7 +50,7 @@ const (
 // besides the GPU. gpu-device-plugin mps-daemon writes it.
 const KindMPS = "k8s.gpuready.io/mps"
 
-// All is the device of a kind that stands for all of its GPUs.
+// All is the device that stands for everything of its kind, such as all GPUs.
 const All = "all"
 
 // The directories in which runtimes look for specifications, in rising order of
@@ -73,7 +73,7 @@ const (
 // Errors that Find and Check wrap.
 var (
 	ErrUnresolvable = errors.New("CDI device cannot be resolved")
-	ErrAmbiguous    = errors.New("two CDI files define it") // besides ErrUnresolvable
+	ErrAmbiguous    = errors.New("two CDI files define it") // an error that wraps it also wraps ErrUnresolvable
 	ErrIncomplete   = errors.New("CDI device needs what is not there")
 )
 
@@ -304,7 +304,7 @@ func CheckVisible(root *host.Root, files []File, name string, seen func(hostPath
 			if info, err := root.Stat(p); err != nil {
 				missing["device node "+p] = true
 			} else if _, _, ok := host.Device(info); !ok && n.Type != "b" && n.Type != "p" {
-				missing["device node "+p+" (what is there is none)"] = true
+				missing["device node "+p+" (a file that is no device)"] = true
 			}
 		}
 		for _, m := range e.Mounts {

@@ -120,7 +120,7 @@ func TestCheckNamesAllThatIsMissing(t *testing.T) {
 		require.NoError(t, os.MkdirAll(filepath.Dir(dir+p), 0o755))
 		require.NoError(t, os.WriteFile(dir+p, nil, 0o755))
 	}
-	require.ErrorContains(t, Check(root, files, GPUName("GPU-1")), "what is there is none")
+	require.ErrorContains(t, Check(root, files, GPUName("GPU-1")), "a file that is no device")
 	require.NoError(t, os.Remove(dir+"/dev/nvidia0"))
 	if err := unix.Mknod(dir+"/dev/nvidia0", unix.S_IFCHR|0o666, int(unix.Mkdev(195, 0))); err != nil {
 		t.Skipf("mknod: %v", err)

@@ -16,7 +16,7 @@ import (
 
 // Nodes are grouped by their injection: how they give GPUs to containers, by CDI, NRI or the toolkit's
 // handler. Pods that were written for NVIDIA's stack name the RuntimeClass nvidia. With CDI or NRI a
-// container gets its GPUs whatever the class's handler is. So the class may name a handler that every
+// container gets the GPUs that it requests as a resource whatever the class's handler is. So the class may name a handler that every
 // node already has, such as runc, and no container runtime is restarted to add one
 // (docs/decisions/0050-the-runtimeclass-nvidia.md). chooseHandler says which it is.
 
@@ -27,9 +27,9 @@ var plainHandlers = []string{"runc", "crun", "youki"}
 // aliases are further names of the RuntimeClass. NVIDIA's operator adds them if the policy enables CDI.
 var aliases = []string{"nvidia-cdi", "nvidia-legacy"}
 
-// prerequisites adds the RuntimeClass and its aliases, if there are GPU nodes and the policy enables
-// the toolkit or the device plugin. If NVIDIA's own operands need the toolkit's handler and the class
-// names a different one, it adds a second class for them.
+// prerequisites renders the state of that name: the RuntimeClass and its aliases, if there are GPU nodes
+// and the policy enables the toolkit or the device plugin. If NVIDIA's own operands need the toolkit's
+// handler and the class names a different one, it adds a second class for them.
 func (r *renderer) prerequisites() error {
 	if len(r.injections) == 0 || !r.spec.Toolkit.IsEnabled() && !r.spec.DevicePlugin.IsEnabled() {
 		return nil
@@ -43,7 +43,7 @@ func (r *renderer) prerequisites() error {
 		}
 	}
 	if name := r.operandClass(); name != r.runtimeClass() {
-		classes[name] = r.handler()
+		classes[name] = r.toolkitHandler()
 	}
 	for _, name := range slices.Sorted(maps.Keys(classes)) {
 		if err := r.addClass(name, classes[name]); err != nil {
@@ -65,7 +65,7 @@ func (r *renderer) addClass(name, handler string) error {
 // have it. It is the toolkit's handler if all nodes have it, if some nodes need it, or if none of
 // plainHandlers is on every node; otherwise the first of plainHandlers that is.
 func (r *renderer) chooseHandler() (handler string, lacking []fleet.Injection) {
-	handler = r.handler()
+	handler = r.toolkitHandler()
 	lacking = r.injectionsLacking(handler)
 	if len(lacking) == 0 || slices.ContainsFunc(r.injections, r.needsToolkitHandler) {
 		return handler, lacking
@@ -81,7 +81,8 @@ func (r *renderer) chooseHandler() (handler string, lacking []fleet.Injection) {
 // injectionsLacking returns the injections whose nodes do not have a handler.
 func (r *renderer) injectionsLacking(name string) (lacking []fleet.Injection) {
 	for _, i := range r.injections {
-		if (name != r.handler() || !r.toolkitAddsHandler(i)) && !slices.Contains(r.handlersOf(i), name) {
+		isAdded := name == r.toolkitHandler() && r.toolkitAddsHandler(i)
+		if !isAdded && !slices.Contains(r.handlersOf(i), name) {
 			lacking = append(lacking, i)
 		}
 	}
@@ -125,13 +126,13 @@ func (r *renderer) reportClass(handler string, lacking []fleet.Injection) {
 		class, strings.Join(names, ","), owner, handler))
 }
 
-// operandClass returns the RuntimeClass of NVIDIA's operands. On nodes without NRI they get their GPUs
-// only by the toolkit's handler.
+// operandClass returns the RuntimeClass of NVIDIA's operands. They request no resource, but name GPUs in
+// NVIDIA_VISIBLE_DEVICES, which the toolkit's handler and NRI follow and CDI does not.
 func (r *renderer) operandClass() string {
 	handler, _ := r.chooseHandler()
 	needed := r.wantsNVIDIA() && slices.ContainsFunc(r.injections, func(i fleet.Injection) bool { return i != fleet.NRI })
-	if needed && handler != r.handler() {
-		return label.Product + "-" + r.handler()
+	if needed && handler != r.toolkitHandler() {
+		return label.Product + "-" + r.toolkitHandler()
 	}
 	return r.runtimeClass()
 }

@@ -57,8 +57,8 @@ func (r *renderer) namedHandler(i fleet.Injection) string {
 	return name
 }
 
-// handler returns the name of the handler on nodes that have it.
-func (r *renderer) handler() string {
+// toolkitHandler returns the name of the handler on nodes that have it.
+func (r *renderer) toolkitHandler() string {
 	for _, i := range r.injections {
 		if name := r.namedHandler(i); name != "" {
 			return name
@@ -90,7 +90,7 @@ func (r *renderer) isDefault() bool {
 // setHandler sets the toolkit's variables of the handler that the policy does not set itself.
 func (r *renderer) setHandler(c *corev1.Container, i fleet.Injection) {
 	if r.offersToolkitHandler(i) && r.namedHandler(i) == "" {
-		setEnv(c, v1.EnvVar{Name: "NVIDIA_RUNTIME_NAME", Value: r.handler()})
+		setEnv(c, v1.EnvVar{Name: "NVIDIA_RUNTIME_NAME", Value: r.toolkitHandler()})
 	}
 	if !r.needsToolkitHandler(i) {
 		return

@@ -41,7 +41,7 @@ func (n nvidiaOperand) wanted() bool {
 	return n.spec.IsEnabled() && (n.spec.Enabled != nil || n.spec.Image != "")
 }
 
-// wantsNVIDIA reports whether any of NVIDIA's operands is deployed.
+// wantsNVIDIA reports whether any of NVIDIA's operands is deployed: programs of NVIDIA's images, such as DCGM.
 func (r *renderer) wantsNVIDIA() bool {
 	for _, n := range r.nvidiaOperands() {
 		if n.wanted() {

@@ -10,27 +10,30 @@ import (
 	"github.com/gpuready/gpuready/internal/readiness"
 )
 
-// settled is the time after which a refused layer counts as final: the validator needs time
-// to notice that something became ready.
-const settled = 5 * time.Second
+// giveUpAfter is the time after which the demo believes the validator that a layer is not ready. A layer may
+// become ready before: the validator needs time to notice.
+const giveUpAfter = 5 * time.Second
 
-var errSettled = errors.New("nothing has changed since")
+var errGivenUp = errors.New("the layer has not become ready")
 
-// validator waits for the proofs of all layers.
+// validator waits until the validator has proven every layer of readiness: driver, toolkit, cuda and plugin.
+// It returns the layers for the screen. If the validator says that a layer is not ready, and still does
+// so after giveUpAfter, the error has its reason and the next action.
 func (r *pipeline) validator(ctx context.Context) (string, error) {
 	ctx, giveUp := context.WithCancelCause(ctx)
 	defer giveUp(nil)
-	timer := time.AfterFunc(stepTimeout, func() {})
-	defer func() { timer.Stop() }()
+	stopTimer := func() bool { return false }
+	defer func() { stopTimer() }()
 	var proven []string
 	err := readiness.Wait(ctx, readiness.DefaultDir, readiness.Layers(), "", func(l readiness.Layer, s readiness.Status, _ error) {
-		timer.Stop()
+		stopTimer() // the layer's status has changed
 		if s.Proof != nil {
 			proven = append(proven, string(l))
 		} else if s.NotReady != nil {
-			timer = time.AfterFunc(settled, func() { giveUp(errSettled) })
+			stopTimer = time.AfterFunc(giveUpAfter, func() { giveUp(errGivenUp) }).Stop
 		}
 	})
+	// Wait's error has the last status of the layer that it waited for when ctx ended.
 	var refused *readiness.NotReadyError
 	if errors.As(err, &refused) && refused.Status.NotReady != nil {
 		why := refused.Status.NotReady

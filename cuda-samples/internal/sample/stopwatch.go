@@ -13,8 +13,8 @@ type Watch struct {
 	start, end *driver.Event
 }
 
-// New returns a Watch for the current device.
-func New(d *driver.Device) (*Watch, error) {
+// NewWatch returns a Watch for the current device.
+func NewWatch(d *driver.Device) (*Watch, error) {
 	start, err := d.NewEvent()
 	if err != nil {
 		return nil, err

@@ -11,6 +11,8 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
+// eventCases test Source.Watch. A Fixture's functions (XID, ECC, SetMIG …) make the source produce an event; a
+// case whose function is nil is skipped.
 var eventCases = []Case{
 	{"XIDReachesTheRightGPU", xidReachesTheRightGPU},
 	{"ApplicationXIDsAreDelivered", applicationXIDsAreDelivered},
@@ -155,7 +157,7 @@ func migChangeIsAnEvent(t *testing.T, f Fixture) {
 	changed := func(events []gpu.Event) bool {
 		for _, e := range of(gpu.EventChanged, events) {
 			if e.UUID == id || e.UUID == "" {
-				// A Snapshot read on the event must contain the change.
+				// A Snapshot read after the first such event must contain the change.
 				d, _ := snapshot(t, f.Source).Device(id)
 				return len(d.MIG) == 2
 			}
@@ -164,7 +166,7 @@ func migChangeIsAnEvent(t *testing.T, f Fixture) {
 	}
 	f.SetMIG(id, "1g.10gb", "2g.20gb")
 	events := r.wait("the change", changed)
-	require.Empty(t, of(gpu.EventLost, events), "a GPU that was divided is not lost")
+	require.Empty(t, of(gpu.EventLost, events), "a GPU whose MIG layout changes is not lost")
 	require.Empty(t, of(gpu.EventUnwatched, events))
 }
 

@@ -27,7 +27,8 @@ var throttles = []struct {
 }
 
 // Condition reads the state that a GPU reports about itself now. Fields that the GPU or
-// its driver does not report stay zero. An error means that the GPU or its driver failed.
+// its driver does not report stay zero. An error means that the GPU or its driver failed, that the library
+// cannot look up a GPU by its UUID, or that s is not open.
 func (s *Source) Condition(ctx context.Context, id gpu.UUID) (gpu.Condition, error) {
 	if err := s.checkOpen(); err != nil {
 		return gpu.Condition{}, err
@@ -75,6 +76,7 @@ func (s *Source) readECC(device nvml.Device, e *gpu.ECC) error {
 		})
 	}
 	var err error
+	// Only a GPU with ECC on answers.
 	if e.On, err = count(nvml.VOLATILE_ECC, &e.Volatile); err != nil || !e.On {
 		return err
 	}

@@ -26,7 +26,7 @@ const (
 
 // nodeConfig holds the common settings of a cluster's nodes.
 type nodeConfig struct {
-	Folder      *folder.Folder // with its programs collected
+	Folder      *folder.Folder // of the cluster, with the programs of its nodes
 	Hierarchies []namespace.Hierarchy
 	Plane       *controlPlane
 	Images      []string          // archives that each node has before Boot returns
@@ -37,7 +37,7 @@ type nodeConfig struct {
 	Restart     time.Duration     // delay before containerd is restarted after it ended by itself
 	Done        func(what string) // called after each step, concurrently
 
-	guest bool // the node has a machine for itself
+	guest bool // the node is a virtual machine, not namespaces of this machine
 }
 
 // Node is one node of a cluster. Its methods may be called concurrently, but none during a
@@ -193,7 +193,7 @@ func (n *Node) machineSpec(groups []string) namespace.Spec {
 }
 
 // Boot boots the node for the first time. It may run while the control plane starts, and returns
-// when the kubelet reports that it is ready.
+// when the kubelet has started. waitReady waits until the Node is Ready.
 func (n *Node) Boot(ctx context.Context) error { return n.boot(ctx, true) }
 
 // boot starts the node. The first time it also gets its files and images.
@@ -224,7 +224,7 @@ func (n *Node) boot(ctx context.Context, first bool) error {
 		return err
 	}
 	c.Done(n.Name + " containerd")
-	// A machine has its images before its kubelet registers it.
+	// The images come before the kubelet registers the node: then pods may come.
 	if first {
 		for _, archive := range c.Images {
 			if err := n.Import(ctx, archive); err != nil {

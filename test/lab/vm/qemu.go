@@ -27,9 +27,9 @@ type paths struct{ initrd, console, variables, disk string }
 // sometimes sets wrong flags, including the trap flag, and one boot in five of Linux 6.12 panics.
 const withoutCX16 = ",-cx16"
 
-// arguments returns the arguments of QEMU. Its standard input and output are the
-// machine's second serial port. It emulates the processor: a build machine that is
-// itself a virtual one may have /dev/kvm and still not be able to use it.
+// arguments returns the arguments of QEMU. QEMU's standard input and output are connected to the virtual
+// machine's second serial port, for the agent there. The processor is emulated, without KVM: a build machine
+// that is itself a virtual one may have /dev/kvm and still not be able to use it.
 func arguments(c Config, p paths) []string {
 	memory := c.Memory
 	if memory == 0 {
@@ -44,7 +44,7 @@ func arguments(c Config, p paths) []string {
 		"-append", strings.Join(append([]string{"console=ttyS0", "panic=-1"}, append(rootArguments(c), c.Args...)...), " "),
 	}
 	if c.Disk > 0 {
-		// The host may write the disk back at any time: the disk is lost with the test anyway.
+		// unsafe: nothing of the disk is needed after the test.
 		args = append(args, "-drive", "if=virtio,format=raw,cache=unsafe,file="+escape(p.disk))
 	}
 	if c.Network != nil {
@@ -101,7 +101,7 @@ func startQEMU(args []string, network *os.File) (*qemu, error) {
 	started := make(chan error)
 	go func() {
 		defer close(q.done)
-		// The kernel sends the signal when the thread ends that started the process.
+		// Pdeathsig ends QEMU when the thread that started it ends, so the thread stays until then.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		err := q.cmd.Start()

@@ -9,20 +9,20 @@ import (
 	"strings"
 )
 
-// Object lists the requirements of a program or library.
+// Object describes an ELF program or library: what it needs at run time, what it offers, how Go built it.
 type Object struct {
 	Machine elf.Machine
-	Interp  string // the loader's path; "" for libraries and static programs
-	Needed  []string
-	Wants   []Version // symbol versions required of other objects
-	Defines []string  // symbol versions defined for other objects
-	Go      *debug.BuildInfo
+	Interp  string           // the loader's path; "" for libraries and static programs
+	Needed  []string         // names of the libraries that it loads
+	Wants   []Version        // symbol versions required of other objects
+	Defines []string         // symbol versions defined for other objects
+	Go      *debug.BuildInfo // nil: not built by Go
 }
 
 // Version is a symbol version that a library must define.
 type Version struct {
 	Library, Name string
-	Symbol        string // one of the required symbols
+	Symbol        string // one symbol of this version, for messages; "": unknown
 }
 
 var elfMagic = []byte(elf.ELFMAG)
@@ -47,7 +47,7 @@ func ReadObject(data []byte) (*Object, error) {
 			o.Interp = strings.TrimRight(string(raw), "\x00")
 		}
 	}
-	// A static program has none of the following.
+	// Errors are left out: a static program has none of the following.
 	o.Needed, _ = f.ImportedLibraries()
 	symbols, _ := f.ImportedSymbols()
 	needs, _ := f.DynamicVersionNeeds()
