@@ -14,7 +14,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// entry describes one change to users.
+// entry describes one change, for users.
 type entry struct {
 	Kind      string `json:"kind"`      // one of kinds
 	Component string `json:"component"` // one of components
@@ -23,8 +23,8 @@ type entry struct {
 	Action    string `json:"action"`    // what a user does about it; kinds says when it is required
 }
 
-// kinds are the kinds of changes in the order of CHANGELOG.md. The value says whether a user has to
-// be told what to do, even if that is nothing.
+// kinds are the kinds of changes in the order of CHANGELOG.md. action says whether an entry of this kind
+// must tell users what to do, even if that is nothing.
 var kinds = []struct {
 	name   string
 	action bool
@@ -38,7 +38,7 @@ var components = []string{
 	"provision", "cuda-samples", "simulator", "monitoring", "docs",
 }
 
-// Bounds of an entry. Lengths are in characters.
+// Bounds of entries. Those of title, text and action are in characters.
 const (
 	maxBytes  = 4096 // of a file
 	maxFiles  = 500  // in a folder

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 	resourceapi "k8s.io/api/resource/v1"
@@ -169,6 +170,21 @@ func TestGPUsThatNobodyHasReadGetATaint(t *testing.T) {
 		defer b.alive()()
 		b.waitReason("")
 	}
+}
+
+// What could not be recorded is tried again, also during a short absence of the device plugin.
+func TestARetryDoesNotShortenTheAbsenceThatIsNoFault(t *testing.T) {
+	b := newBench(t, time.Hour)
+	lock := filepath.Join(b.cfg.DataDir(), "checkpoint.json.lock")
+	require.NoError(t, os.Mkdir(lock, 0o755)) // so that nothing can be recorded
+	end := b.alive()
+	b.watch()
+	require.Eventually(t, func() bool { return testutil.ToFloat64(b.metrics.publishErrors) > 0 }, 30*time.Second, time.Millisecond)
+	end()
+	require.NoError(t, nodestate.Write(b.dir, b.state)) // an event beside that of the end
+	time.Sleep(followRetry / 4)
+	require.NoError(t, os.Remove(lock))
+	b.waitReason("")
 }
 
 func TestADevicePluginThatOffersTheGPUsItselfIsBelievedAtOnce(t *testing.T) {

@@ -10,8 +10,8 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
-// DefaultSilence limits the absence of the device plugin before its GPUs get a taint: an update or a
-// restart of its container takes a few seconds. Without it nobody watches the GPUs' health.
+// DefaultSilence limits how long the device plugin may be absent before its GPUs get a taint. An update or a
+// restart of its container takes a few seconds; after that, nobody watches the GPUs' health.
 const DefaultSilence = 15 * time.Second
 
 // watchState delivers the inventory at once and after each change of the device plugin's state.
@@ -31,11 +31,11 @@ func (p *Plugin) watchState(ctx context.Context) error {
 			}
 		})
 	}()
-	var last nodestate.State      // that could be read
-	var problem inventory.Problem // since then
-	var deadline <-chan time.Time // of a silence that is not published yet
-	overdue := false              // it is published
-	var retry <-chan time.Time    // of following who offers the GPUs
+	var last nodestate.State      // the latest usable state
+	var problem inventory.Problem // why the present state is not usable; zero: it is
+	var deadline <-chan time.Time // when the problem will have lasted for cfg.Silence and is published
+	overdue := false              // that time has passed
+	var retry <-chan time.Time    // when to call follow again after it has failed
 	for {
 		select {
 		case err := <-ended:
@@ -44,12 +44,13 @@ func (p *Plugin) watchState(ctx context.Context) error {
 			if r.err == nil && isUnread(r.state) {
 				r.err = fmt.Errorf("%w: %s: %s", errUnread, r.state.Reason, r.state.Message)
 			}
-			if r.err == nil || offersItself(r.state) {
+			if r.err == nil || servesKubelet(r.state) {
 				last, problem, deadline, overdue = r.state, inventory.Problem{}, nil, false
 				break
 			}
-			// Its writer's last words, or those of one that has not marked itself yet. What a new process
-			// has restored is used only where nothing else is known: it lacks the configuration.
+			// The device plugin has ended, or does not hold its state yet, or has not read the GPUs: use what
+			// it wrote. But a new process first writes its predecessor's GPUs, without the configuration's
+			// effect on them: that is used only if nothing else is known.
 			if r.state.DevicePlugin != nil && (last.DevicePlugin == nil || !isUnread(r.state)) {
 				last = r.state
 			}
@@ -68,7 +69,11 @@ func (p *Plugin) watchState(ctx context.Context) error {
 			deadline, overdue = nil, true
 		case <-retry:
 		}
-		inv := inventory.New(last, problem, p.cfg.PCIeRoot, p.preparer.Store.Own()...)
+		published := problem
+		if deadline != nil {
+			published = inventory.Problem{} // it may be over soon
+		}
+		inv := inventory.New(last, published, p.cfg.PCIeRoot, p.preparer.Store.Own()...)
 		if last.DevicePlugin != nil {
 			inv = inv.WithEvictions(p.cfg.Evict, last.DevicePlugin.Faults)
 		}
@@ -84,14 +89,14 @@ func (p *Plugin) watchState(ctx context.Context) error {
 var errUnread = errors.New("gpu-device-plugin has not read the GPUs yet")
 
 // isUnread reports whether a state has the GPUs that an earlier process of the device plugin recorded.
-// Its phase is then Waiting, with one of these reasons of package plugin there.
+// Its phase is then Waiting, with one of these reasons of package deviceplugin/plugin.
 func isUnread(s nodestate.State) bool {
 	return s.Phase == nodestate.Waiting && (s.Reason == "Starting" || s.Reason == "ConfigNotChosen")
 }
 
-// offersItself reports whether the device plugin offers the GPUs to the kubelet. That holds before it
-// has marked itself as alive, too: no GPU may be offered twice.
-func offersItself(s nodestate.State) bool {
+// servesKubelet reports whether the device plugin offers the GPUs to the kubelet itself. It is believed even
+// of a device plugin that does not hold its state yet: no GPU may be offered twice.
+func servesKubelet(s nodestate.State) bool {
 	return s.DevicePlugin != nil && s.DevicePlugin.Serve != nodestate.ServeDRA
 }
 

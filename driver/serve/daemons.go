@@ -16,8 +16,8 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
-// syslogSocket is the socket to which syslog(3) sends messages. The daemons' root has the
-// container's /dev.
+// syslogSocket is the socket to which syslog(3) sends messages. The daemons find it: their root file system
+// has the container's /dev.
 const syslogSocket = "/dev/log"
 
 // runningDaemons supervises the driver's daemons.
@@ -78,7 +78,7 @@ func (d *Driver) startDaemons(ctx context.Context) (*runningDaemons, error) {
 		return nil, err
 	}
 	if slices.ContainsFunc(p.Daemons, func(s supervisor.Daemon) bool { return s.Required }) {
-		// A killed container leaves its ready state behind.
+		// A container that was killed may have left files that say that the driver is ready.
 		err := errors.Join(d.removeReadyFiles(), d.publish(nodestate.Waiting, ReasonStarting, "the driver's daemons are being started"))
 		if err != nil {
 			return nil, err

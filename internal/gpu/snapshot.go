@@ -62,8 +62,9 @@ func (d Device) Equal(o Device) bool {
 // String returns the capability as CUDA writes it: "9.0".
 func (c Compute) String() string { return fmt.Sprintf("%d.%d", c.Major, c.Minor) }
 
-// String returns the partition as NVIDIA's label gpu.clique has it: the cluster's UUID, a dot, and the
-// number of the clique. It is "" where the GPU has joined none beyond its machine.
+// String returns the part of the NVLink fabric that the GPU has joined, as NVIDIA's label gpu.clique has it:
+// the cluster's UUID, a dot, and the number of the clique. It is "" if the fabric does not reach beyond
+// the machine.
 func (f Fabric) String() string {
 	c := f.Cluster
 	if c == ([16]byte{}) {
@@ -83,7 +84,7 @@ func ParseFabric(text string) (f Fabric) {
 	return Fabric{Cluster: [16]byte(data), Clique: uint32(n)}
 }
 
-// String returns "reason: message", or "none" for the zero Fault.
+// String returns "reason: message", the reason alone if there is no message, and "none" for the zero Fault.
 func (f Fault) String() string {
 	switch {
 	case f == Fault{}:
@@ -103,10 +104,10 @@ var linkNames = []string{"X", "SYS", "NODE", "PHB", "PXB", "PIX", "BOARD", "NVLI
 // stands for NV1, NV2 and so on: Link.Lanes has the number.
 func (k LinkKind) String() string { return name(linkNames, int(k)) }
 
-// eventNames holds the names in the order of the kinds.
+// eventNames holds the names in the order of the EventKinds.
 var eventNames = []string{"", "XID", "ECC", "Lost", "Changed", "Unwatched", "Gap"}
 
-// String returns the kind of event in one word.
+// String returns the kind of event in one word, or its number if it is unknown.
 func (k EventKind) String() string { return name(eventNames, int(k)) }
 
 func name(names []string, i int) string {

@@ -9,8 +9,8 @@ import (
 )
 
 // Strip removes from a Node what Observe does not read, so that a cache of thousands stays
-// small: of some 20 KB (images, managed fields, addresses) about one remains, and the labels of a
-// node with a GPU, any of which an NVIDIADriver may select it by.
+// small: of about 20 KB (images, managed fields, addresses) 1 KB remains. A node that may have a GPU
+// keeps all its labels, since an NVIDIADriver may select by any of them.
 func Strip(node *corev1.Node) {
 	meta := node.ObjectMeta
 	wantedLabel := readLabel
@@ -24,15 +24,17 @@ func Strip(node *corev1.Node) {
 	}
 	node.Spec = corev1.NodeSpec{Unschedulable: node.Spec.Unschedulable, Taints: node.Spec.Taints}
 	info := node.Status.NodeInfo
-	known := int64(1)
+	// Observe asks only whether there are GPUs, and whether fewer are allocatable than there are. So 1 of 1, or
+	// 1 of 2, stands for the real numbers, and a Node of which only these change stays the same.
+	capacity := int64(1)
 	if withholdsGPUs(node.Status) {
-		known = 2 // of which at most one is allocatable
+		capacity = 2
 	}
 	node.Status = corev1.NodeStatus{
-		Conditions:      readConditions(node.Status.Conditions),
-		RuntimeHandlers: readHandlers(node.Status.RuntimeHandlers),
-		Allocatable:     readGPUs(node.Status.Allocatable, 1),
-		Capacity:        readGPUs(node.Status.Capacity, known),
+		Conditions:      keepConditions(node.Status.Conditions),
+		RuntimeHandlers: keepHandlers(node.Status.RuntimeHandlers),
+		Allocatable:     gpuPlaceholder(node.Status.Allocatable, 1),
+		Capacity:        gpuPlaceholder(node.Status.Capacity, capacity),
 		NodeInfo: corev1.NodeSystemInfo{
 			KernelVersion: intern(info.KernelVersion), OSImage: intern(info.OSImage), Architecture: intern(info.Architecture),
 			ContainerRuntimeVersion: intern(info.ContainerRuntimeVersion), KubeletVersion: intern(info.KubeletVersion),
@@ -59,32 +61,33 @@ func filterInterned(m map[string]string, wanted func(string) bool) map[string]st
 // less work for the garbage collector.
 func intern(s string) string { return unique.Make(s).Value() }
 
-func readHandlers(all []corev1.NodeRuntimeHandler) []corev1.NodeRuntimeHandler {
-	var read []corev1.NodeRuntimeHandler
+func keepHandlers(all []corev1.NodeRuntimeHandler) []corev1.NodeRuntimeHandler {
+	var kept []corev1.NodeRuntimeHandler
 	for _, h := range all {
-		read = append(read, corev1.NodeRuntimeHandler{Name: intern(h.Name)})
+		kept = append(kept, corev1.NodeRuntimeHandler{Name: intern(h.Name)})
 	}
-	return read
+	return kept
 }
 
-// readGPUs keeps amount of one of the device plugin's resources, if there is anything of one.
-func readGPUs(all corev1.ResourceList, amount int64) corev1.ResourceList {
+// gpuPlaceholder returns amount of nvidia.com/gpu if the list has any of the device plugin's resources, and
+// nil otherwise.
+func gpuPlaceholder(all corev1.ResourceList, amount int64) corev1.ResourceList {
 	if !hasGPUs(all) {
 		return nil
 	}
 	return corev1.ResourceList{"nvidia.com/gpu": *resource.NewQuantity(amount, resource.DecimalSI)}
 }
 
-func readConditions(all []corev1.NodeCondition) []corev1.NodeCondition {
-	var read []corev1.NodeCondition
+func keepConditions(all []corev1.NodeCondition) []corev1.NodeCondition {
+	var kept []corev1.NodeCondition
 	for _, c := range all {
 		switch c.Type {
 		case corev1.NodeReady:
 			// Nothing reads the kubelet's reason and message.
-			read = append(read, corev1.NodeCondition{Type: c.Type, Status: c.Status, LastHeartbeatTime: c.LastHeartbeatTime})
+			kept = append(kept, corev1.NodeCondition{Type: c.Type, Status: c.Status, LastHeartbeatTime: c.LastHeartbeatTime})
 		case readyType, healthyType:
-			read = append(read, c)
+			kept = append(kept, c)
 		}
 	}
-	return read
+	return kept
 }

@@ -26,7 +26,7 @@ func runCleanup(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	f := program.NewFlags("gpu-provision cleanup", cleanupUsage, exitCodes, stdout)
 	var where cluster.Options
 	dry := f.Bool("dry-run", false, "say what would be done, and do nothing")
-	file := f.String("policy-file", "", "create the ClusterPolicy in this file unless one with its name exists")
+	file := f.String("policy-file", "", "file with the ClusterPolicy to create again, unless the cluster has one of that name")
 	clusterFlags(f, &where)
 	if err := f.Read(args); err != nil {
 		return err
@@ -46,15 +46,15 @@ func runCleanup(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	}
 	defer client.Close()
 	done, err := measure.Cleanup(ctx, client, policy, *dry)
-	verb := ""
+	prefix := ""
 	if *dry {
-		verb = "would "
+		prefix = "would "
 	}
 	for _, action := range done {
-		fmt.Fprintln(stdout, verb+action)
+		fmt.Fprintln(stdout, prefix+action)
 	}
 	if err == nil && len(done) == 0 {
-		fmt.Fprintln(stdout, "no run has left anything")
+		fmt.Fprintln(stdout, "there is nothing to clean up")
 	}
 	return err
 }

@@ -27,13 +27,13 @@ const (
 func main() {
 	o := options{out: os.Stdout}
 	flags := pflag.NewFlagSet("soak", pflag.ContinueOnError)
-	flags.DurationVar(&o.duration, "duration", 30*time.Minute, "how long things happen")
-	flags.DurationVar(&o.calm, "calm", 2*time.Minute, "how often all stand still until everything is as it should be")
-	flags.DurationVar(&o.settle, "settle", 45*time.Second, "how long what is served may differ from what is true")
-	flags.DurationVar(&o.pace, "pace", 5*time.Second, "the longest that nothing happens to a GPU")
-	flags.Uint64Var(&o.seed, "seed", uint64(time.Now().UnixNano())&0xffffffff, "what happens is drawn from")
+	flags.DurationVar(&o.duration, "duration", 30*time.Minute, "how long to make events")
+	flags.DurationVar(&o.calm, "calm", 2*time.Minute, "time between pauses; in a pause nothing happens until exactly the expected devices are served")
+	flags.DurationVar(&o.settle, "settle", 45*time.Second, "how long the served devices may differ from the expected ones")
+	flags.DurationVar(&o.pace, "pace", 5*time.Second, "the longest time between two events of a GPU")
+	flags.Uint64Var(&o.seed, "seed", uint64(time.Now().UnixNano())&0xffffffff, "seed of the random events; the seed of a run repeats its events")
 	flags.StringVar(&o.profile, "profile", "h100-sxm", "the simulated machine")
-	flags.IntVar(&o.gpus, "gpus", 8, "its GPUs")
+	flags.IntVar(&o.gpus, "gpus", 8, "number of GPUs of the simulated machine")
 	if err := flags.Parse(os.Args[1:]); err != nil {
 		fmt.Fprintln(os.Stderr, "soak:", err)
 		os.Exit(exitUsage)

@@ -2,7 +2,8 @@ package nodestatus
 
 import "github.com/prometheus/client_golang/prometheus"
 
-// Metrics are the metrics of the requests to the API server.
+// Metrics count the writes to the API server and show which kinds of them fail. Their names have the word voice
+// from a former name of this package.
 type Metrics struct {
 	failing *prometheus.GaugeVec
 	tries   *prometheus.CounterVec

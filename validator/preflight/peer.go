@@ -9,20 +9,22 @@ import (
 	"github.com/gpuready/gpuready/validator/probe"
 )
 
-// judgePeers judges the paths between GPUs.
+// judgePeers adds to r the speed of each path between two GPUs that the CUDA sample bandwidth has measured,
+// and findings about the GPUs that slow paths have in common. If the sample did not pass, it adds a
+// finding about that instead.
 func judgePeers(r *Result, run SampleRun, s Observations, t Thresholds) {
-	if run.Outcome != probe.SamplePassed {
-		if run.Outcome != probe.SampleImpossible {
-			v, reason := Unhealthy, ReasonSample
-			switch run.Outcome {
-			case probe.SampleNoResult:
-				v, reason = NotRun, ReasonNoResult
-			case probe.SampleWrong:
-				v, reason = Wrong, ReasonWrong
-			}
-			r.Findings = append(r.Findings, Finding{Verdict: v, Reason: reason, Message: "from GPU to GPU: " + record.Clean(withoutAdvice(run.Message), 1000),
-				Action: "repeat by hand: " + run.Sample + "; where there are switches, see the fabric manager's log"})
-		}
+	switch run.Outcome {
+	case probe.SamplePassed:
+	case probe.SampleImpossible: // no two GPUs here can copy to each other
+		return
+	case probe.SampleNoResult:
+		addPeersFinding(r, run, NotRun, ReasonNoResult)
+		return
+	case probe.SampleWrong:
+		addPeersFinding(r, run, Wrong, ReasonWrong)
+		return
+	default:
+		addPeersFinding(r, run, Unhealthy, ReasonSample)
 		return
 	}
 	known := func(id gpu.UUID) (*GPU, bool) {
@@ -41,8 +43,14 @@ func judgePeers(r *Result, run SampleRun, s Observations, t Thresholds) {
 	blame(r, known)
 }
 
-// judgePeer judges one path. Only NVLink is judged: the speed of PCIe between two GPUs depends on
-// the machine.
+// addPeersFinding adds the finding about a sample that did not pass.
+func addPeersFinding(r *Result, run SampleRun, v Verdict, reason gpu.Reason) {
+	r.Findings = append(r.Findings, Finding{Verdict: v, Reason: reason, Message: "from GPU to GPU: " + record.Clean(withoutAdvice(run.Message), 1000),
+		Action: "repeat by hand: " + run.Sample + "; where there are switches, see the fabric manager's log"})
+}
+
+// judgePeer judges the speed of one path by its NVLinks. The speed of PCIe between two GPUs depends on the
+// machine: a path without NVLinks has the limit 0, and is always OK.
 func judgePeer(from *GPU, p probe.Peer, snapshot gpu.Snapshot, t Thresholds, simulated bool) Peer {
 	out := Peer{From: p.From, To: p.To, Access: p.Access, Unit: record.Clean(p.Unit, 10)}
 	i := slices.IndexFunc(snapshot.Links, func(l gpu.Link) bool {
@@ -55,7 +63,7 @@ func judgePeer(from *GPU, p probe.Peer, snapshot gpu.Snapshot, t Thresholds, sim
 			out.Link = fmt.Sprintf("NV%d", lanes)
 		}
 	}
-	if simulated || p.Value <= 0 {
+	if simulated || p.Value <= 0 { // a simulated speed means nothing
 		return out
 	}
 	out.Value, out.Verdict = p.Value, OK
@@ -69,8 +77,8 @@ func judgePeer(from *GPU, p probe.Peer, snapshot gpu.Snapshot, t Thresholds, sim
 }
 
 // blame names the GPUs that slow paths have in common: first the one with most slow paths,
-// then the one with most of the rest, and so on. For a single slow path both ends are named,
-// since either may be at fault.
+// then the one with most of the rest, and so on. GPUs with equally many are all named: so both ends of
+// a single slow path are, since either may be at fault.
 func blame(r *Result, known func(gpu.UUID) (*GPU, bool)) {
 	var slow []Peer
 	for _, p := range r.Peers {

@@ -11,8 +11,9 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 )
 
-// mergeReferrers adds the referrers of an index to those that the registry lists under the item's
-// tag. A registry without an API for referrers lists them so, and others may have attached some.
+// mergeReferrers adds the entries of ours, an index of referrers, to the index under the item's tag, which
+// must exist. Registries without the OCI referrers API keep an image's referrers, such as signatures and
+// SBOMs, in an index under the tag sha256-DIGEST. Others may have added entries, so they are merged.
 func (w *work) mergeReferrers(ctx context.Context, i Item, ours []byte) error {
 	tag := i.repository.Tag(i.Tag)
 	found, err := remote.Get(tag, append(w.remote, remote.WithContext(ctx))...)

@@ -137,11 +137,13 @@ func (c *Client) Nodes(ctx context.Context) ([]NodeObject, error) {
 	var list struct {
 		Items []NodeObject `json:"items"`
 	}
-	return list.Items, json.NewDecoder(body).Decode(&list)
+	err = json.NewDecoder(body).Decode(&list)
+	return list.Items, err
 }
 
-// WatchNodes calls see with each existing node and after each change, one call at a time, until
-// see returns true. If ctx ends the watch, the error is ctx's cause.
+// WatchNodes calls see with each existing node, and with each that is added or changes later, one call at a
+// time, until see returns true. The API server ends a watch after some minutes; the next one begins with
+// all nodes again. If ctx ends the watch, the error is ctx's cause.
 func (c *Client) WatchNodes(ctx context.Context, see func(NodeObject) (enough bool)) error {
 	for {
 		body, err := c.get(ctx, "/api/v1/nodes?watch=true")

@@ -35,7 +35,7 @@ func (m *Machine) record(e Event) {
 	m.changed = make(chan struct{})
 }
 
-// request sends a request.
+// request asks the machine to send a signal to a program, or to start it if signal is 0.
 func (m *Machine) request(program string, signal syscall.Signal) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -73,8 +73,8 @@ func (m *Machine) WaitBooted(ctx context.Context) error {
 	return m.await(ctx, "its mounts", func() (bool, error) { return m.booted, nil })
 }
 
-// Start starts a program. With ready it also waits until the program reports that it is ready,
-// and fails if it ends before.
+// Start starts a program and waits until it has started or, with ready, until it reports that it is ready.
+// It fails if the program ends before.
 func (m *Machine) Start(ctx context.Context, program string, ready bool) error {
 	if err := m.request(program, 0); err != nil {
 		return err
@@ -103,7 +103,7 @@ func (m *Machine) Restart(ctx context.Context, program string, signal syscall.Si
 	}))
 }
 
-// RestartWithoutNotify is like Restart, for a program that does not report when it is ready.
+// RestartWithoutNotify is like Restart, for a program that does not report when it is ready (sd_notify).
 func (m *Machine) RestartWithoutNotify(ctx context.Context, program string, signal syscall.Signal) error {
 	m.mu.Lock()
 	before := m.programs[program]
@@ -146,7 +146,7 @@ func (m *Machine) CheckRunning(program string) error {
 	return nil
 }
 
-// Log returns the file with a program's output.
+// Log returns the path of the file with a program's output, "" if there is no such program.
 func (m *Machine) Log(program string) string {
 	for _, p := range m.spec.Programs {
 		if p.Name == program {

@@ -1,6 +1,6 @@
 package runtimetest
 
-// This file serves CRI, as far as a runtime describes itself and its containers.
+// This file is a fake CRI server: Version, Status, and the lists and states of containers.
 
 import (
 	"context"
@@ -24,8 +24,8 @@ type CRIConfig struct {
 	CDI           *bool    // nil if it does not report it
 	Dirs          []string // for CDI specifications
 	Handlers      []string // the first is the default
-	Hangs         bool     // it accepts requests and does not respond
-	Huge          bool     // its responses are too large
+	Hangs         bool     // Version never responds
+	Huge          bool     // its verbose Status is larger than clients accept
 	Config        string   // replaces the configuration that matches the above
 	NoCRI         bool     // it serves another API, as Docker's containerd
 	Containers    []CRIContainer
@@ -40,7 +40,7 @@ type CRIContainer struct {
 	Gone                     bool   // it ends between the list and the request of its status
 }
 
-// CRI is a running runtime.
+// CRI is a running fake runtime.
 type CRI struct {
 	runtimeapi.UnimplementedRuntimeServiceServer
 	conf   CRIConfig
