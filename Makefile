@@ -63,8 +63,8 @@ help: ## list the targets
 .PHONY: build
 build: packages-build $(ALL) ## build all programs and the simulator's libraries into bin/
 
-# Packages without a goroutine, their tests included (docs/packages_test.go). The race detector finds nothing
-# in them, and their tests take up to eight times as long with it.
+# Packages that start no goroutine, their tests included (docs/packages_test.go). The race detector has nothing
+# to find in their tests, which take up to eight times as long with it.
 SEQUENTIAL := operator/api/v1 operator/api/v1/schematest operator/api/v1alpha1 operator/state operator/status \
 	operator/upgrade dra/inventory toolkit/ociruntime/request
 

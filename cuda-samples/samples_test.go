@@ -142,7 +142,7 @@ func TestEverySampleReportsWhyItFailed(t *testing.T) {
 			t.Run(name+"/"+c.what, func(t *testing.T) {
 				t.Parallel()
 				if c.what == "no driver" {
-					built.SkipWithDriver(t)
+					built.SkipWithCUDA(t)
 				}
 				a := start(t, name, c.root, c.args, c.env)
 				require.Equal(t, c.exit, a.exit, a.stderr)

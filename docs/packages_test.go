@@ -92,7 +92,8 @@ func TestPackagesWithoutTheRaceDetectorStartNoGoroutine(t *testing.T) {
 				case *ast.CallExpr:
 					if f, ok := n.Fun.(*ast.SelectorExpr); ok {
 						on, _ := f.X.(*ast.Ident)
-						if f.Sel.Name == "Go" || f.Sel.Name == "Parallel" && on != nil && on.Name == "t" {
+						starts := slices.Contains([]string{"Go", "TryGo", "AfterFunc", "RunParallel", "NewServer", "Serve"}, f.Sel.Name)
+						if starts || f.Sel.Name == "Parallel" && on != nil && on.Name == "t" {
 							t.Errorf("%s: a call of %s", files.Position(n.Pos()), f.Sel.Name)
 						}
 					}

@@ -33,7 +33,7 @@ func TestWrongEntriesAreRefusedByFileAndField(t *testing.T) {
 		"nothing to do is said": {"a.yaml", strings.Replace(good, "added", "changed", 1), "action: empty"},
 		"short title":           {"a.yaml", strings.Replace(good, "A title of an entry", "New", 1), "title: 3 characters"},
 		"title as a sentence":   {"a.yaml", strings.Replace(good, "of an entry", "of an entry.", 1), "without a full stop"},
-		"title in lower case":   {"a.yaml", strings.Replace(good, "A title", "a title", 1), "capital letter"},
+		"title in lower case":   {"a.yaml", strings.Replace(good, "A title", "a title", 1), "small letter"},
 		"no text":               {"a.yaml", "kind: added\ncomponent: driver\ntitle: A title of an entry\n", "text: 0 characters"},
 		"long text":             {"a.yaml", strings.Replace(good, "user", strings.Repeat("u", maxText), 1), "text: 9"},
 		"long file":             {"a.yaml", good + strings.Repeat("# \n", maxBytes), "at most 4096 bytes"},
@@ -51,6 +51,12 @@ func TestWrongEntriesAreRefusedByFileAndField(t *testing.T) {
 			require.ErrorContains(t, err, filepath.Join(unreleased, test.path))
 		})
 	}
+}
+
+func TestCodeBeforeASignIsNoHeading(t *testing.T) {
+	dir := write(t, map[string]string{"unreleased/a.yaml": strings.Replace(good, "with `--flag`", "with `--flag` # of GPUs", 1)})
+	_, err := readAll(dir)
+	require.NoError(t, err)
 }
 
 func TestSectionsAndKindsAreInOrder(t *testing.T) {

@@ -99,7 +99,7 @@ func readStrict(path string, into any) error {
 	return yaml.UnmarshalStrict(data, into)
 }
 
-// check returns all problems of an entry.
+// check trims the texts of an entry and returns all its problems.
 func (e *entry) check() error {
 	var errs []error
 	problem := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
@@ -123,7 +123,7 @@ func (e *entry) check() error {
 		problem("title: %d characters; %d to %d are required", n, minTitle, maxTitle)
 	}
 	if first, _ := utf8.DecodeRuneInString(e.Title); strings.HasSuffix(e.Title, ".") || strings.Contains(e.Title, "\n") || unicode.IsLower(first) {
-		problem("title: one line that begins with a capital letter or with code, without a full stop, is required")
+		problem("title: one line that does not begin with a small letter, without a full stop, is required")
 	}
 	if n := utf8.RuneCountInString(e.Text); n == 0 || n > maxText {
 		problem("text: %d characters; 1 to %d are required", n, maxText)
@@ -139,8 +139,8 @@ func (e *entry) check() error {
 	return errors.Join(errs...)
 }
 
-// checkPlain refuses what is not plain text: control characters, and HTML, images, headings and
-// links of Markdown. Code in backticks is plain, since a terminal shows it as well.
+// checkPlain refuses what is not plain text: control characters, and HTML, images, headings, bold text
+// and links of Markdown. Code in backticks is plain, since a terminal shows it as well.
 func checkPlain(text string) error {
 	for _, r := range text {
 		if r != '\n' && !unicode.IsGraphic(r) || r == utf8.RuneError {
@@ -150,13 +150,12 @@ func checkPlain(text string) error {
 	if strings.Count(text, "`")%2 != 0 {
 		return errors.New("a backtick without its other one")
 	}
-	for i, part := range strings.Split(text, "`") {
-		if i%2 == 1 {
-			continue // code
-		}
-		if found := markup.FindString(part); found != "" {
-			return fmt.Errorf("%q is markup; plain text and code in backticks are required", strings.TrimSpace(found))
-		}
+	parts := strings.Split(text, "`")
+	for i := 1; i < len(parts); i += 2 {
+		parts[i] = "code"
+	}
+	if found := markup.FindString(strings.Join(parts, "")); found != "" {
+		return fmt.Errorf("%q is markup; plain text and code in backticks are required", strings.TrimSpace(found))
 	}
 	return nil
 }

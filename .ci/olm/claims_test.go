@@ -56,3 +56,10 @@ func TestADigestOfTheOperatorIsOfNoOtherImage(t *testing.T) {
 	require.NoError(t, err)
 	require.Contains(t, all, object{"name": "toolkit", "image": "gpuready/toolkit:v1.2.3"})
 }
+
+func TestARightWithoutAPlaceIsAnError(t *testing.T) {
+	_, _, err := operatorRules([]right{{Where: "clusters"}})
+	require.ErrorContains(t, err, `where is "clusters"`)
+	_, _, err = permissions(nil, nil)
+	require.ErrorContains(t, err, "no manifest has the role")
+}

@@ -35,7 +35,10 @@ func serviceVersion(version string, documents, examples []object, rights []right
 	if err != nil {
 		return nil, err
 	}
-	own, cluster := permissions(documents, rights)
+	own, cluster, err := permissions(documents, rights)
+	if err != nil {
+		return nil, err
+	}
 	csv := object{
 		"apiVersion": "operators.coreos.com/v1alpha1",
 		"kind":       "ClusterServiceVersion",

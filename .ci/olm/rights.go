@@ -9,13 +9,13 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// right is a right in the chart's files/rights.yaml.
+// right is one RBAC rule of the operator, in the chart's files/rights.yaml.
 type right struct {
-	Where     string            `json:"where"`
+	Where     string            `json:"where"` // the head of rights.yaml lists the values
 	Group     string            `json:"group"`
 	Resources []string          `json:"resources"`
-	Names     []string          `json:"names"`
-	Verbs     map[string]string `json:"verbs"`
+	Names     []string          `json:"names"` // of objects; none: all
+	Verbs     map[string]string `json:"verbs"` // why the operator needs each verb
 }
 
 func readRights(path string) ([]right, error) {
@@ -32,8 +32,9 @@ func readRights(path string) ([]right, error) {
 
 // operatorRules returns the operator's rules in its own namespace, which is also that
 // of the operands, and on the cluster. A bundle cannot grant rights in other
-// namespaces, so the chart's rights there are granted cluster-wide.
-func operatorRules(rights []right) (own, cluster []any) {
+// namespaces, so the chart's rights there are granted cluster-wide. The rights of Helm's hooks (crds and
+// cleanup) are left out: the Operator Lifecycle Manager does their work.
+func operatorRules(rights []right) (own, cluster []any, err error) {
 	for _, r := range rights {
 		rule := object{"apiGroups": []string{r.Group}, "resources": r.Resources, "verbs": slices.Sorted(maps.Keys(r.Verbs))}
 		if len(r.Names) > 0 {
@@ -44,25 +45,31 @@ func operatorRules(rights []right) (own, cluster []any) {
 			own = append(own, rule)
 		case "cluster", "lease", "default", "openshift":
 			cluster = append(cluster, rule)
+		case "crds", "cleanup":
+		default:
+			return nil, nil, fmt.Errorf("where is %q, which this program does not know", r.Where)
 		}
 	}
-	return own, cluster
+	return own, cluster, nil
 }
 
-// agents are the operands' ServiceAccounts. Only those in withToken have rights in
-// Kubernetes: the others have no token. On OpenShift each uses the SCC that its pods
-// need.
+// agents are the operands' ServiceAccounts. Each may use OpenShift's SCC privileged. Only those in
+// withToken have other rights: the rest has no token.
 var agents = []string{"gpu-driver", "gpu-driver-simulator", "gpu-toolkit", "gpu-device-plugin", "gpu-mps-control-daemon", "gpu-dra-driver",
 	"gpu-validator", "gpu-dcgm", "gpu-dcgm-exporter", "gpu-mig-manager"}
 
-// withToken are the agents that use the API server wherever the bundle is installed, by
-// the names of their roles. The MIG manager's rights are in
+// withToken has, for each agent that uses the API server wherever the bundle is installed, the name of its
+// Role and its ClusterRole. The MIG manager's rights are in
 // deployments/static/mig-manager.yaml, for those who want it.
 var withToken = map[string]string{"gpu-validator": "gpuready-validator", "gpu-dra-driver": "gpuready-dra-driver"}
 
-// permissions returns the rights that the lifecycle manager grants to each account.
-func permissions(documents []object, rights []right) (own, cluster []any) {
-	ownRules, clusterRules := operatorRules(rights)
+// permissions returns the permissions and the clusterPermissions of the ClusterServiceVersion: what the
+// lifecycle manager grants to each account. documents are the objects of the manifests.
+func permissions(documents []object, rights []right) (own, cluster []any, err error) {
+	ownRules, clusterRules, err := operatorRules(rights)
+	if err != nil {
+		return nil, nil, err
+	}
 	own = []any{account("gpuready-operator", ownRules)}
 	cluster = []any{account("gpuready-operator", clusterRules)}
 	for _, agent := range agents {
@@ -70,11 +77,13 @@ func permissions(documents []object, rights []right) (own, cluster []any) {
 			"apiGroups": []string{"security.openshift.io"}, "resources": []string{"securitycontextconstraints"},
 			"resourceNames": []string{"privileged"}, "verbs": []string{"use"},
 		}}
+		found := withToken[agent] == ""
 		for _, o := range documents {
 			metadata := at(o, "metadata")
 			if withToken[agent] == "" || metadata["name"] != withToken[agent] || o["kind"] != "ClusterRole" && o["kind"] != "Role" {
 				continue
 			}
+			found = true
 			given, _ := o["rules"].([]any)
 			if o["kind"] == "Role" && metadata["namespace"] != "default" {
 				own = append(own, account(agent, given))
@@ -82,9 +91,12 @@ func permissions(documents []object, rights []right) (own, cluster []any) {
 			}
 			rules = append(rules, given...)
 		}
+		if !found {
+			return nil, nil, fmt.Errorf("no manifest has the role %s of %s", withToken[agent], agent)
+		}
 		cluster = append(cluster, account(agent, rules))
 	}
-	return own, cluster
+	return own, cluster, nil
 }
 
 func account(name string, rules []any) object {

@@ -18,7 +18,7 @@ func main() { os.Exit(sample.Main(bandwidth())) }
 const (
 	usualBytes     = 1 << 30
 	simulatedBytes = 256 << 10
-	maxBytes       = 16 << 30 // kernels count words of 4 bytes in 32 bits
+	maxBytes       = 16 << 30 // a checking kernel reports the index of a word of 4 bytes in 32 bits
 )
 
 func bandwidth() sample.Sample {

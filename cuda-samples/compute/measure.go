@@ -86,7 +86,9 @@ func measureThroughput(ctx context.Context, r *sample.Run, isWanted func(string)
 		r.Note("bf16: left out: tensor cores take it from compute capability 8.0 on; this device has %s", d.Capability())
 		return nil
 	}
-	r.Progress(0.5, "bf16")
+	if isWanted("fp32") {
+		r.Progress(0.5, "bf16")
+	}
 	return bf16.measure(ctx, r, d)
 }
 

@@ -101,7 +101,7 @@ func TestFailuresNameTheCallAndWhatToDo(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			if name == "no library" {
-				built.SkipWithDriver(t)
+				built.SkipWithCUDA(t)
 			}
 			root := built.DriverRoot(t, "t4")
 			if c.prepare != nil {

@@ -14,8 +14,8 @@ import (
 // A configuration may list several device list strategies, and NVIDIA's device plugin uses all of
 // them: the container runtime picks the one that it knows. A runtime that knows two gives a
 // container its GPUs twice, and one that knows none gives it nothing. So the strategies in use are
-// chosen by what the node serves, according to the toolkit's state. A node serves a strategy if a
-// container that is given its devices by it gets them.
+// chosen by what the node serves, according to the toolkit's state. A node serves a strategy if its
+// container runtime acts on it, so that the container gets its GPUs.
 
 // A support describes whether a node serves a strategy.
 type support int
@@ -56,7 +56,8 @@ func (i runtimeInfo) onlyOurs() bool {
 	return len(i.handlers) > 0 && !slices.ContainsFunc(i.handlers, func(h string) bool { return h != i.ours })
 }
 
-// supports reports whether the node serves a strategy, and if not, why.
+// supports reports whether the node serves a strategy: served, unserved with the reason, or unknown if the
+// toolkit's state does not tell. Annotations with another prefix are read by NVIDIA's runtime alone.
 func (n Naming) supports(strategy string, p config.PluginFlags) (support, string) {
 	r := n.runtime
 	switch {
@@ -102,7 +103,7 @@ type Choice struct {
 //  1. of the configured strategies, those of the best way that the node serves;
 //  2. all configured strategies of which it is not known whether the node serves them, as
 //     NVIDIA's device plugin uses all;
-//  3. a strategy that is not configured and that the node serves;
+//  3. the best way that the node serves, although it is not configured so;
 //  4. the configured strategies, with a Problem.
 func (n Naming) Choose(p config.PluginFlags) Choice {
 	configured := p.Strategies()

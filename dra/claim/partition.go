@@ -147,7 +147,7 @@ func (p *Preparer) destroyPartitions(ctx context.Context, record *Checkpoint, ch
 	return errors.Join(errs...)
 }
 
-// Recover destroys what an earlier process has left half-made. It is called at the start.
+// Recover destroys incomplete partitions of an earlier process. It is called at the start.
 func (p *Preparer) Recover(ctx context.Context) error {
 	unlock, err := p.Store.lock(ctx)
 	defer unlock()

@@ -36,7 +36,7 @@ type Inventory struct {
 	// change between the two. Both are "" until the device plugin has written its state.
 	Serve, SwitchID string
 	// Why is the reason why there is no device, or why all of them have a taint. The zero Problem means
-	// that devices are offered without a common taint.
+	// that no device has a taint for such a reason.
 	Why Problem
 
 	parents map[gpu.UUID]gpu.UUID // of the MIG devices on the node, whether they are published or not
@@ -166,7 +166,7 @@ func New(s nodestate.State, problem Problem, roots PCIeRoots, created ...gpu.Pla
 			inv.Counters = append(inv.Counters, set)
 		}
 		for _, d := range devices {
-			// A missing GPU's index, and so its name, may belong to another GPU by now, which came first.
+			// The number of a missing GPU (minor), and so its name, may belong to another GPU by now, which came first.
 			_, taken := inv.FindAny(d.Name)
 			if taken || excluded[d.UUID] || excluded[d.Parent] {
 				continue

@@ -267,7 +267,7 @@ func (p *Plugin) setInventory(inv inventory.Inventory) {
 	p.metrics.setInventory(inv)
 	p.wakeState()
 	if inv.Why.Reason != before.Why.Reason && inv.Why.Reason == inventory.ReasonServedByPlugin {
-		p.cfg.Log.Info("the device plugin offers the GPUs: the slices no longer have them", "switch", inv.SwitchID)
+		p.cfg.Log.Info("the device plugin offers the GPUs: they are withdrawn from the slices", "switch", inv.SwitchID)
 	} else if inv.Why.Reason != before.Why.Reason && inv.Why.Reason != "" {
 		p.cfg.Log.Warn("the inventory cannot be relied on", "reason", string(inv.Why.Reason), "message", inv.Why.String())
 	}

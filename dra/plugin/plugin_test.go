@@ -187,6 +187,21 @@ func TestARetryDoesNotShortenTheAbsenceThatIsNoFault(t *testing.T) {
 	b.waitReason("")
 }
 
+func TestARetryOffersNothingOfAStateThatNobodyHolds(t *testing.T) {
+	b := newBench(t, time.Hour)
+	lock := filepath.Join(b.cfg.DataDir(), "checkpoint.json.lock")
+	require.NoError(t, os.Mkdir(lock, 0o755)) // so that nothing can be recorded
+	b.watch()
+	require.Eventually(t, func() bool { return testutil.ToFloat64(b.metrics.publishErrors) > 0 }, 30*time.Second, time.Millisecond)
+	require.NoError(t, nodestate.Write(b.dir, b.state)) // by a device plugin that does not hold it yet
+	time.Sleep(followRetry / 4)
+	require.NoError(t, os.Remove(lock))
+	b.waitReason("-")
+	require.Equal(t, inventory.ReasonUnknown, b.inventory().Why.Reason)
+	defer b.alive()()
+	b.waitReason("")
+}
+
 func TestADevicePluginThatOffersTheGPUsItselfIsBelievedAtOnce(t *testing.T) {
 	b := newBench(t, time.Hour)
 	end := b.alive()

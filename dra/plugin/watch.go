@@ -10,8 +10,8 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
-// DefaultSilence limits how long the device plugin may be absent before its GPUs get a taint. An update or a
-// restart of its container takes a few seconds; after that, nobody watches the GPUs' health.
+// DefaultSilence limits how long the device plugin may be absent before its GPUs get a taint: nobody watches
+// their health meanwhile. An update or a restart of its container takes a few seconds.
 const DefaultSilence = 15 * time.Second
 
 // watchState delivers the inventory at once and after each change of the device plugin's state.
@@ -31,11 +31,12 @@ func (p *Plugin) watchState(ctx context.Context) error {
 			}
 		})
 	}()
-	var last nodestate.State      // the latest usable state
-	var problem inventory.Problem // why the present state is not usable; zero: it is
+	var last nodestate.State      // the latest state to use: one that is held or, during a problem, maybe another
+	var problem inventory.Problem // why the present state cannot be relied on; zero: it can
 	var deadline <-chan time.Time // when the problem will have lasted for cfg.Silence and is published
 	overdue := false              // that time has passed
 	var retry <-chan time.Time    // when to call follow again after it has failed
+	var failed basis              // what it has failed for
 	for {
 		select {
 		case err := <-ended:
@@ -69,20 +70,26 @@ func (p *Plugin) watchState(ctx context.Context) error {
 			deadline, overdue = nil, true
 		case <-retry:
 		}
-		published := problem
-		if deadline != nil {
-			published = inventory.Problem{} // it may be over soon
+		now := basis{last, problem}
+		if deadline != nil { // a retry during an absence that may be over soon
+			now = failed
 		}
-		inv := inventory.New(last, published, p.cfg.PCIeRoot, p.preparer.Store.Own()...)
-		if last.DevicePlugin != nil {
-			inv = inv.WithEvictions(p.cfg.Evict, last.DevicePlugin.Faults)
+		inv := inventory.New(now.state, now.problem, p.cfg.PCIeRoot, p.preparer.Store.Own()...)
+		if now.state.DevicePlugin != nil {
+			inv = inv.WithEvictions(p.cfg.Evict, now.state.DevicePlugin.Faults)
 		}
 		if retry = nil; !p.follow(ctx, inv) {
-			retry = time.After(followRetry)
+			retry, failed = time.After(followRetry), now
 			continue
 		}
 		p.setInventory(inv)
 	}
+}
+
+// basis is what an inventory is made of.
+type basis struct {
+	state   nodestate.State
+	problem inventory.Problem
 }
 
 // errUnread means that the device plugin runs, but has not read the GPUs: nobody watches them yet.

@@ -31,8 +31,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// Namespace and Name of the Lease. It is in kube-system, where only the cluster's administrators can
-// change it.
+// Namespace and Name of the Lease. It is in kube-system, where people who administer only their own
+// namespaces cannot change it.
 const (
 	Namespace = "kube-system"
 	Name      = "gpu-operator.gpuready.io"

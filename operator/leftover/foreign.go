@@ -10,17 +10,17 @@ import (
 	"github.com/gpuready/gpuready/operator/label"
 )
 
-// writers are the field managers of the operator and the validator on Nodes.
-var writers = []string{label.FieldManager, "gpu-validator"}
+// ownManagers are the field managers of the operator and the validator on Nodes.
+var ownManagers = []string{label.FieldManager, "gpu-validator"}
 
-// foreign holds labels and conditions of a Node that others than operator and validator set, alone
-// or together with them, each with its field manager.
+// foreign has the labels and conditions of a Node that somebody other than the operator and the validator
+// owns, even if these own them, too. The maps go from a label's key and a condition's type to the field manager.
 type foreign struct{ labels, conditions map[string]string }
 
 func readForeign(node *corev1.Node) foreign {
 	found := foreign{map[string]string{}, map[string]string{}}
 	for _, entry := range node.ManagedFields {
-		if entry.FieldsV1 == nil || slices.Contains(writers, entry.Manager) {
+		if entry.FieldsV1 == nil || slices.Contains(ownManagers, entry.Manager) {
 			continue
 		}
 		var fields struct {
@@ -32,8 +32,9 @@ func readForeign(node *corev1.Node) foreign {
 			} `json:"f:status"`
 		}
 		if json.Unmarshal(entry.FieldsV1.GetRawBytes(), &fields) != nil {
-			continue // the API server wrote it; without fields it has no owner
+			continue // the API server has written it, so it can always be read
 		}
+		// f:NAME is a field, and k:{"type":…} an element of a list by its key.
 		for field := range fields.Metadata.Labels {
 			if key, is := strings.CutPrefix(field, "f:"); is {
 				found.labels[key] = entry.Manager

@@ -92,6 +92,7 @@ func TestWritesAreCounted(t *testing.T) {
 	do("PATCH", "/apis/apps/v1/namespaces/gpus/daemonsets/x", "application/apply-patch+yaml", 201)
 	do("PATCH", "/api/v1/nodes/n1", "application/merge-patch+json", 409)
 	do("POST", "/api/v1/namespaces/a/pods/x/eviction", "", 429)
+	do("PUT", "/api/v1/namespaces/a/finalize", "", 200)
 	do("PUT", "/k8s/clusters/c-1/apis/nvidia.com/v1/clusterpolicies/p/status", "", 422)
 	do("GET", "/api/v1/nodes", "", 200)
 	families, err := reg.Gather()
@@ -111,5 +112,5 @@ func TestWritesAreCounted(t *testing.T) {
 			}
 		}
 	}
-	require.Equal(t, map[string]float64{"ok daemonsets apply": 1, "conflict nodes patch": 1, "refused pods evict": 1, "refused clusterpolicies update": 1}, got)
+	require.Equal(t, map[string]float64{"ok daemonsets apply": 1, "conflict nodes patch": 1, "refused pods evict": 1, "ok namespaces update": 1, "refused clusterpolicies update": 1}, got)
 }

@@ -126,8 +126,8 @@ func (r *renderer) reportClass(handler string, lacking []fleet.Injection) {
 		class, strings.Join(names, ","), owner, handler))
 }
 
-// operandClass returns the RuntimeClass of NVIDIA's operands. They request no resource, but name GPUs in
-// NVIDIA_VISIBLE_DEVICES, which the toolkit's handler and NRI follow and CDI does not.
+// operandClass returns the RuntimeClass of NVIDIA's operands on nodes without NRI. They request no resource, but
+// name GPUs in NVIDIA_VISIBLE_DEVICES, which the toolkit's handler and NRI follow and CDI does not.
 func (r *renderer) operandClass() string {
 	handler, _ := r.chooseHandler()
 	needed := r.wantsNVIDIA() && slices.ContainsFunc(r.injections, func(i fleet.Injection) bool { return i != fleet.NRI })

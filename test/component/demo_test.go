@@ -49,7 +49,7 @@ func needDemo(t *testing.T) {
 }
 
 // mark is an environment variable that distinguishes the processes of this test's demo from others.
-func mark(t *testing.T) string { return fmt.Sprintf("ROAD_TEST=%d/%s", os.Getpid(), t.Name()) }
+func mark(t *testing.T) string { return fmt.Sprintf("DEMO_TEST=%d/%s", os.Getpid(), t.Name()) }
 
 func TestDemoEndsWithAPassedJob(t *testing.T) {
 	out, errs, exit := demo(t, "--profile", "h100-sxm")

@@ -3,6 +3,7 @@ package nodestatus
 import (
 	"net/http"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -80,6 +81,8 @@ func TestARefusedAllocatableDelaysNothing(t *testing.T) {
 	s := newStage(t)
 	var patches atomic.Int32
 	seen := make(chan struct{})
+	release := sync.OnceFunc(func() { close(seen) })
+	defer release() // the server waits for the handler
 	s.server.Fail(func(r *http.Request) *kubetest.Fault {
 		if r.Method != http.MethodPatch || !strings.HasSuffix(r.URL.Path, "/status") {
 			return nil
@@ -89,13 +92,16 @@ func TestARefusedAllocatableDelaysNothing(t *testing.T) {
 			return &kubetest.Fault{Status: http.StatusForbidden}
 		case 2: // the condition
 		default: // the next attempt
-			<-seen
+			select {
+			case <-seen:
+			case <-r.Context().Done():
+			}
 		}
 		return nil
 	})
 	s.publisher.Publish(offering(8))
 	s.until(func() bool { return s.server.Condition(node, ConditionType) != nil })
 	require.Equal(t, [2]int64{0, 0}, s.reported(), "it was refused, and the condition did not wait for it")
-	close(seen)
+	release()
 	s.until(func() bool { return s.reported() == [2]int64{8, 8} })
 }

@@ -42,6 +42,7 @@ func TestResultsAreKeptUpToABound(t *testing.T) {
 func TestANodeIsComparedWithItsPast(t *testing.T) {
 	past := []Result{
 		run(0, device("GPU-a", "0000:01:00.0", 3.0e12), device("GPU-b", "0000:02:00.0", 3.2e12), device("GPU-c", "0000:03:00.0", 1e12), device("GPU-m", "0000:05:00.0", 0)),
+		run(0, device("GPU-b", "0000:02:00.0", 3.2e12)), // without GPU-a
 		run(1, device("GPU-a", "0000:01:00.0", 2.9e12), device("GPU-b", "0000:02:00.0", 3.1e12), device("GPU-c", "0000:03:00.0", 1e12), device("GPU-m", "0000:05:00.0", 0)),
 		{Schema: 1, Simulated: true, Time: noon.AddDate(0, 0, 2)},
 	}

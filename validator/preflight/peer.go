@@ -15,7 +15,7 @@ import (
 func judgePeers(r *Result, run SampleRun, s Observations, t Thresholds) {
 	switch run.Outcome {
 	case probe.SamplePassed:
-	case probe.SampleImpossible: // no two GPUs here can copy to each other
+	case probe.SampleImpossible: // these GPUs cannot run the sample: there is nothing to judge
 		return
 	case probe.SampleNoResult:
 		addPeersFinding(r, run, NotRun, ReasonNoResult)

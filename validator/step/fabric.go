@@ -17,7 +17,7 @@ const (
 )
 
 // nvswitchClass is the PCI class of NVSwitches: "other bridge device" in the PCI Code and ID Assignment
-// Specification. NVIDIA has no other devices of this class.
+// Specification. Old network cards of NVIDIA have this class, too.
 const nvswitchClass = "0680"
 
 // checkFabric is the validator's layer "fabric": the GPUs behind NVSwitches have joined their NVLink

@@ -4,7 +4,7 @@ import "fmt"
 
 // String formats the figure for people: "copy: 3103.0 GB/s, 93 % of the peak of 3350.0 GB/s".
 func (f Figure) String() string {
-	if f.Value == 0 { // a simulated GPU's speed means nothing: it is not measured
+	if f.Value == 0 { // a simulated GPU's speed means nothing: Run.Figure leaves it out
 		return f.Name + ": n/a (simulated)"
 	}
 	s := f.Name + ": " + Speed(f.Value, f.Unit)

@@ -6,7 +6,7 @@
 //
 // The framework calls Sample.Run on a thread of its own, as CUDA keeps the current context by
 // thread, and a call that hangs must not stop the time limit. Sample.Run calls Run.Open once
-// for the device that --device names. While it works it calls Printf for people, Phase after
+// for the device that --device names. While it works it calls Printf for people, EndPhase after
 // each part (for its seconds), Progress within long parts, and Field, Figure, Peer and
 // Note for the report. It returns nil when it passed, a *WrongError for a wrong result,
 // NotPossible(…) where the device cannot do the requested work, and any other error for a

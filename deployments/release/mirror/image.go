@@ -23,11 +23,11 @@ import (
 	"github.com/gpuready/gpuready/deployments/release/contents"
 )
 
-// Image is an artifact in a registry that a cluster pulls, or that brings what it pulls.
+// Image is an artifact in a registry: an image, or a package such as the Helm chart that refers to images.
 type Image struct {
 	Repository string // "ghcr.io/gpuready/operator"
 	Tag        string
-	Digest     string // "" of another project's image whose registry was not asked
+	Digest     string // "": another project's image, whose registry has not been asked
 	Kind       contents.Kind
 	Foreign    bool // another project's
 }
@@ -40,8 +40,8 @@ func (i Image) Reference() string {
 	return i.Repository + "@" + i.Digest
 }
 
-// List returns the artifacts of a release, and then the images of other projects that its chart installs
-// by default.
+// List returns the artifacts of a release, and then the one image of another project that its chart installs
+// by default: Node Feature Discovery.
 func List(r contents.Release, l layout.Path) ([]Image, error) {
 	packed, err := Chart(r, l)
 	if err != nil {

@@ -73,7 +73,7 @@ func loadPrivate(path string) (*rsa.PrivateKey, error) {
 	}
 	private, ok := key.(*rsa.PrivateKey)
 	if !ok {
-		return nil, errors.New("it is not an RSA key; all kernels support only RSA")
+		return nil, errors.New("it is not an RSA key, the only kind that all kernels support")
 	}
 	return private, nil
 }

@@ -128,17 +128,30 @@ func Gpusim(t testing.TB, args ...string) string {
 	return string(out)
 }
 
-// SkipWithDriver skips a test in which a program must not find a driver's libraries by itself: where it
-// finds none below its driver root, it looks where the loader does.
+// libraryFolders returns the folders in which programs find a driver's libraries by themselves.
+func libraryFolders() []string {
+	return append(filepath.SplitList(os.Getenv("LD_LIBRARY_PATH")), "/usr/lib", "/usr/lib/*", "/usr/lib/*/nvidia/current", "/usr/lib64",
+		"/usr/local/lib", "/usr/local/lib64", "/usr/local/nvidia/lib64", "/run/opengl-driver/lib")
+}
+
+// SkipWithDriver skips a test in which a program must find no driver: below its driver root there is none, and
+// then it looks for libnvidia-ml where a container runtime may have put it.
 func SkipWithDriver(t testing.TB) {
 	t.Helper()
-	folders := append(filepath.SplitList(os.Getenv("LD_LIBRARY_PATH")), "/usr/lib", "/usr/lib/*", "/usr/lib/*/nvidia/current", "/usr/lib64",
-		"/usr/local/lib", "/usr/local/lib64", "/usr/local/nvidia/lib64", "/usr/local/cuda/compat", "/run/opengl-driver/lib")
+	skipWith(t, "libnvidia-ml.so.1", libraryFolders())
+}
+
+// SkipWithCUDA skips a test in which the loader must not find a libcuda.
+func SkipWithCUDA(t testing.TB) {
+	t.Helper()
+	skipWith(t, "libcuda.so.1", append(libraryFolders(), "/usr/local/cuda/compat"))
+}
+
+func skipWith(t testing.TB, library string, folders []string) {
+	t.Helper()
 	for _, folder := range folders {
-		for _, library := range []string{"libcuda.so.1", "libnvidia-ml.so.1"} {
-			if found, _ := filepath.Glob(filepath.Join(folder, library)); len(found) > 0 {
-				t.Skipf("this machine has a driver of its own: %s", found[0])
-			}
+		if found, _ := filepath.Glob(filepath.Join(folder, library)); len(found) > 0 && filepath.IsAbs(found[0]) {
+			t.Skipf("this machine has a driver of its own: %s", found[0])
 		}
 	}
 }

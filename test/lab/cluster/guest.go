@@ -13,13 +13,13 @@ import (
 // addresses and runs the programs.
 type Guest struct {
 	Name     string
-	IP       string            // of its network card, in a network of 16 bits
+	IP       string            // of its network card, in a network /16
 	Gateway  string            // for all other addresses
 	Network  *os.File          // the tap device
 	Files    map[string]string // files of its disk, by path
-	Binaries map[string]string // programs of its disk, by path; the values are their paths outside
+	Binaries map[string]string // programs of its disk: path there → path on this machine
 	Programs [][]string        // programs to run, with arguments; each reports that it is ready with sd_notify(3)
-	Pause    string            // archive of the image that each pod needs
+	Pause    string            // path of the archive of the image that each pod needs (pause)
 }
 
 // newGuest connects a virtual machine to the cluster as the node of that name and number. The

@@ -97,7 +97,16 @@ func readTree(files io.Reader) (Tree, error) {
 		}
 	}
 	for name, target := range links {
-		t[name] = t[target]
+		for range links { // it may be a link, too
+			if next, isLink := links[target]; isLink {
+				target = next
+			}
+		}
+		f, found := t[target]
+		if _, isLink := links[target]; isLink || !found {
+			return nil, fmt.Errorf("%s: a hard link to %s, which is missing", name, target)
+		}
+		t[name] = f
 	}
 	return t, nil
 }

@@ -18,7 +18,7 @@ import (
 )
 
 // layer writes a layer: names with a slash at the end are directories, those with
-// content "-> x" are links.
+// content "-> x" are links, those with "=> x" hard links.
 func layer(t testing.TB, files ...[2]string) []byte {
 	t.Helper()
 	var out bytes.Buffer
@@ -29,6 +29,8 @@ func layer(t testing.TB, files ...[2]string) []byte {
 		switch {
 		case name[len(name)-1] == '/':
 			h.Typeflag, h.Mode = tar.TypeDir, 0o755
+		case len(content) > 3 && content[:3] == "=> ":
+			h.Typeflag, h.Linkname, h.Size, content = tar.TypeLink, content[3:], 0, ""
 		case len(content) > 3 && content[:3] == "-> ":
 			h.Typeflag, h.Linkname, h.Size, content = tar.TypeSymlink, content[3:], 0, ""
 		}
@@ -74,6 +76,16 @@ func TestInvalidArchiveIsAnError(t *testing.T) {
 	require.ErrorContains(t, err, "is it a docker-archive?")
 	_, err = Read(opener([]byte("nothing like it, and long enough to be looked at")))
 	require.Error(t, err)
+}
+
+func TestHardLinksHaveTheirTargetsContent(t *testing.T) {
+	tree, err := readTree(bytes.NewReader(layer(t, [2]string{"c", "=> b"}, [2]string{"b", "=> a"}, [2]string{"a", "text"})))
+	require.NoError(t, err)
+	require.Equal(t, tree["/a"], tree["/c"])
+	for _, broken := range [][]byte{layer(t, [2]string{"c", "=> b"}), layer(t, [2]string{"c", "=> b"}, [2]string{"b", "=> c"})} {
+		_, err = readTree(bytes.NewReader(broken))
+		require.ErrorContains(t, err, "which is missing")
+	}
 }
 
 func FuzzRead(f *testing.F) {
