@@ -86,7 +86,7 @@ func (p *Plugin) watchState(ctx context.Context) error {
 	}
 }
 
-// basis is what an inventory is made of.
+// basis holds what an inventory is made of.
 type basis struct {
 	state   nodestate.State
 	problem inventory.Problem
