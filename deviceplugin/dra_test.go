@@ -144,8 +144,9 @@ func TestTheLabelSwitchesUnderRunningPods(t *testing.T) {
 	m.kubelet.Remove("default", "job")
 	m.withheld(nodestate.ServeDRA, 0)
 
-	m.label("") // the flag counts
-	m.wait(8)   // gpu-dra-driver has never run
+	m.label("")                          // the flag counts
+	m.wait(8)                            // gpu-dra-driver has never run
+	m.withheld(nodestate.ServePlugin, 0) // the state is written after the lists are sent
 	m.label(nodestate.ServeDRA)
 	info = m.withheld(nodestate.ServeDRA, 0)
 	m.driverKeeps("of an earlier time")
