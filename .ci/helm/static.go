@@ -39,12 +39,17 @@ var examples = []example{
 // released matches the labels of a Helm release.
 var released = regexp.MustCompile(`(?m)^ +app\.kubernetes\.io/(name|instance|version|managed-by): .*\n`)
 
-// writeStatic renders those manifests of deployments/static that the chart has, too, from the
-// chart in a folder into another.
+// writeStatic renders the chart in folder from, and writes manifests of deployments/static to folder to.
+// Manifests that the chart has no template for are not touched.
 func writeStatic(ctx context.Context, from string, all crds, to string) error {
 	files, err := renderStatic(ctx, from, all, map[string]any{"migManager": map[string]any{"enabled": true}, "dcgmExporter": map[string]any{"enablePodLabels": true}})
 	if err != nil {
 		return err
+	}
+	for _, name := range []string{"agents/mig-manager.yaml", "agents/dcgm-exporter.yaml", "nodefeaturerule.yaml"} {
+		if files["gpuready/templates/"+name] == "" {
+			return fmt.Errorf("the chart renders no templates/%s", name)
+		}
 	}
 	documents := []string{namespace}
 	for _, crd := range [][]byte{all.policy, all.driver} {
@@ -78,6 +83,9 @@ func writeStatic(ctx context.Context, from string, all crds, to string) error {
 		files, err := renderStatic(ctx, from, all, e.values)
 		if err != nil {
 			return fmt.Errorf("%s: %w", e.name, err)
+		}
+		if files["gpuready/templates/clusterpolicy.yaml"] == "" {
+			return fmt.Errorf("%s: the chart renders no templates/clusterpolicy.yaml", e.name)
 		}
 		if err := writeManifest(filepath.Join(to, "examples", e.name), "# "+e.about+"\n", files["gpuready/templates/clusterpolicy.yaml"]); err != nil {
 			return err

@@ -11,8 +11,9 @@ import (
 
 // Env gives flags that were not set on the command line the values that
 // environment variables hold: names maps a flag to its variable. An empty
-// variable counts as not set, since manifests cannot leave one out. Call it
-// after flags.Parse; flags.Changed is then true for what either has set.
+// variable counts as not set, since a manifest may set one to "" where it has no
+// value. Call it after flags.Parse; flags.Changed is then true for what the command
+// line or a variable has set.
 func Env(flags *pflag.FlagSet, names map[string]string) error {
 	for _, name := range slices.Sorted(maps.Keys(names)) {
 		flag := flags.Lookup(name)

@@ -40,7 +40,10 @@ func served() *api {
 	}
 	since := ago(0)
 	s.Spec.Devices[2].Taints = []resourcev1.DeviceTaint{{Key: "gpuready.io/unhealthy", Value: "XID", Effect: "NoSchedule", TimeAdded: &since}}
-	a.lists["/apis/resource.k8s.io/v1/resourceslices"] = []any{s}
+	s.Spec.Pool = resourcev1.ResourcePool{Name: "gpu-1", Generation: 2}
+	earlier := s.DeepCopy() // not removed yet
+	earlier.Name, earlier.Spec.Pool.Generation, earlier.Spec.Devices[2].Taints = "e", 1, nil
+	a.lists["/apis/resource.k8s.io/v1/resourceslices"] = []any{earlier, s}
 	claim := func(name, driver, pool string) *resourcev1.ResourceClaim {
 		c := &resourcev1.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: name}}
 		c.Status.Allocation = &resourcev1.AllocationResult{Devices: resourcev1.DeviceAllocationResult{

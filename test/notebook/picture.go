@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	neturl "net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -58,7 +59,7 @@ func takePicture(ctx context.Context, o pictureOptions) (err error) {
 		if err != nil {
 			return err
 		}
-		url = "file://" + path
+		url = (&neturl.URL{Scheme: "file", Path: path}).String()
 	}
 	p, err := b.NewPage(ctx, o.width, o.height)
 	if err != nil {

@@ -66,7 +66,8 @@ func allocated(claim *resourcev1.ResourceClaim) (devices []resourcev1.DeviceRequ
 	return devices
 }
 
-// offer reads what the DRA driver has published of a node, and the claims of its devices. Claims are
+// offer reads the devices that the DRA driver has published for a node, in the pool of the node's name, and the
+// claims that have them. Claims are
 // read only if there are devices: a cluster may have many.
 func (c *Client) offer(ctx context.Context, node string) *explain.Offer {
 	all, err := c.ResourceSlices(ctx, node)
@@ -74,8 +75,15 @@ func (c *Client) offer(ctx context.Context, node string) *explain.Offer {
 	if err != nil {
 		return o
 	}
+	latest := map[string]int64{} // generation of each pool: an update may leave slices of an earlier one for a while
+	for _, s := range all {
+		latest[s.Spec.Pool.Name] = max(latest[s.Spec.Pool.Name], s.Spec.Pool.Generation)
+	}
 	at := map[string]int{}
 	for _, s := range all {
+		if s.Spec.Pool.Generation < latest[s.Spec.Pool.Name] {
+			continue
+		}
 		for _, d := range s.Spec.Devices {
 			device := explain.Device{Name: d.Name}
 			for _, t := range d.Taints {
@@ -85,10 +93,8 @@ func (c *Client) offer(ctx context.Context, node string) *explain.Offer {
 				}
 				device.Taints = append(device.Taints, text)
 			}
-			if _, again := at[d.Name]; !again { // else of an older generation of the pool
-				at[d.Name] = len(o.Devices)
-				o.Devices = append(o.Devices, device)
-			}
+			at[d.Name] = len(o.Devices)
+			o.Devices = append(o.Devices, device)
 		}
 	}
 	if len(o.Devices) == 0 {
@@ -98,7 +104,7 @@ func (c *Client) offer(ctx context.Context, node string) *explain.Offer {
 	o.ClaimsErr = err
 	for _, claim := range claims {
 		for _, result := range allocated(&claim) {
-			if i, is := at[result.Device]; is && result.Pool == node {
+			if i, known := at[result.Device]; known && result.Pool == node {
 				o.Devices[i].Claims = append(o.Devices[i].Claims, claim.Namespace+"/"+claim.Name)
 			}
 		}

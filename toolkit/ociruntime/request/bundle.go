@@ -58,14 +58,15 @@ func qualify(rest string) (string, error) {
 	return parts[0] + "/" + parts[1] + "=" + parts[2], nil
 }
 
-// HookName is the program of the prestart hook that Docker adds to containers started with
-// --gpus, before it did so by CDI.
+// HookName is the program of the prestart hook that Docker adds to containers started with --gpus, in
+// versions that do not use CDI for it.
 const HookName = "nvidia-container-runtime-hook"
 
 // dockerGPUs reports whether the container was started with docker run --gpus: it has the
-// hook, which no image can add. Docker sets the variables after those of the image.
+// hook, which no image can add. Docker sets NVIDIA_VISIBLE_DEVICES after the image's variables, so with the
+// hook its value is Docker's.
 func dockerGPUs(spec *oci.Spec) bool {
-	return spec.Hooks != nil && slices.ContainsFunc(spec.Hooks.Prestart, isDockerHook) //nolint:staticcheck // it is one
+	return spec.Hooks != nil && slices.ContainsFunc(spec.Hooks.Prestart, isDockerHook) //nolint:staticcheck // deprecated, and Docker adds its hook there
 }
 
 // isDockerHook reports whether a hook is Docker's for --gpus.
