@@ -453,3 +453,11 @@ func TestALockThatIsHeldHasADeadline(t *testing.T) {
 	unlock()
 	b.requirePrepared(t, c, "GPU-0")
 }
+
+func TestNothingFollowsTheEndOfTheRecord(t *testing.T) {
+	var into struct{}
+	require.NoError(t, strictJSON([]byte("{}\n"), &into))
+	for _, text := range []string{"{}{}", "{}]", "{}}", "{} x"} {
+		require.Error(t, strictJSON([]byte(text), &into), text)
+	}
+}

@@ -108,3 +108,11 @@ func FuzzReadBundle(f *testing.F) {
 		}
 	})
 }
+
+func TestNothingFollowsTheEndOfAStatement(t *testing.T) {
+	var into struct{}
+	require.NoError(t, decode([]byte("{}\n"), &into))
+	for _, text := range []string{"{}{}", "{}]", "{}}", "{} x"} {
+		require.Error(t, decode([]byte(text), &into), text)
+	}
+}

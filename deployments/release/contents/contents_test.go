@@ -94,3 +94,11 @@ func TestTheReleaseIsLastOfWhatWasSigned(t *testing.T) {
 	_, err = ReadSigned(dir)
 	require.ErrorContains(t, err, SignedFile+": [0]")
 }
+
+func TestNothingFollowsTheEndOfADocument(t *testing.T) {
+	var into struct{}
+	require.NoError(t, decode([]byte("{}\n"), &into))
+	for _, text := range []string{"{}{}", "{}]", "{}}", "{} x"} {
+		require.Error(t, decode([]byte(text), &into), text)
+	}
+}
