@@ -84,7 +84,18 @@ func clusterSituations() []situation {
 		},
 		{
 			name: "/run is full while a GPU breaks", reason: "StateNotWritable",
-			prepare: func(t *testing.T, n *node) { freeRun = n.fillRun(t) },
+			prepare: func(t *testing.T, n *node) {
+				// The container of a pod that is on its way cannot start any more: that is another fault.
+				n.until(t, "no validation pod is on its way", func() error {
+					for _, p := range n.World.Pods(e2e.Namespace, "") {
+						if strings.Contains(p.Name, "-validation-") && (p.Status.Phase == corev1.PodPending || p.Status.Phase == corev1.PodRunning) {
+							return fmt.Errorf("pod %s is %s", p.Name, p.Status.Phase)
+						}
+					}
+					return nil
+				})
+				freeRun = n.fillRun(t)
+			},
 			breaks:  func(t *testing.T, n *node) { n.gpusim(t, "lose", "--gpu", "2") },
 			reported: func(_ *testing.T, n *node) error {
 				c := n.World.Condition(n.name, "GPUReady")
