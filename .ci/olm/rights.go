@@ -54,7 +54,7 @@ func operatorRules(rights []right) (own, cluster []any, err error) {
 }
 
 // agents are the operands' ServiceAccounts. Each may use OpenShift's SCC privileged. Only those in
-// withToken have other rights: the rest has no token.
+// withToken have other rights: the others have no token.
 var agents = []string{"gpu-driver", "gpu-driver-simulator", "gpu-toolkit", "gpu-device-plugin", "gpu-mps-control-daemon", "gpu-dra-driver",
 	"gpu-validator", "gpu-dcgm", "gpu-dcgm-exporter", "gpu-mig-manager"}
 

@@ -97,10 +97,12 @@ func readTree(files io.Reader) (Tree, error) {
 		}
 	}
 	for name, target := range links {
-		for range links { // it may be a link, too
-			if next, isLink := links[target]; isLink {
-				target = next
+		for range links { // of a chain of links, which may be a circle
+			next, isLink := links[target]
+			if !isLink {
+				break
 			}
+			target = next
 		}
 		f, found := t[target]
 		if _, isLink := links[target]; isLink || !found {
