@@ -96,7 +96,7 @@ func clusterSituations() []situation {
 				})
 				freeRun = n.fillRun(t)
 			},
-			breaks:  func(t *testing.T, n *node) { n.gpusim(t, "lose", "--gpu", "2") },
+			breaks: func(t *testing.T, n *node) { n.gpusim(t, "lose", "--gpu", "2") },
 			reported: func(_ *testing.T, n *node) error {
 				c := n.World.Condition(n.name, "GPUReady")
 				if c == nil || c.Reason != "StateNotWritable" || !strings.Contains(c.Message, "df -h") {
