@@ -2,8 +2,12 @@
 BIN     ?= bin
 CC      := gcc
 GO      := go
-TAGS    := -tags=grpcnotrace
 LDFLAGS := -s -w
+
+# Every go command below has these flags, so that each package is compiled once for programs and tests. With
+# netgo and osusergo the standard library is the same with and without cgo.
+TAGS    := -tags=grpcnotrace,netgo,osusergo
+export GOFLAGS := $(shell $(GO) env GOFLAGS) $(TAGS) -trimpath
 CFLAGS  := -std=c11 -g -Wall -Wextra -Werror -fPIC -fvisibility=hidden -pthread -I simulator/state
 CFLAGS  += -ffile-prefix-map=$(CURDIR)=. # the same bytes from any directory
 OPTIMISE := -O2
@@ -25,7 +29,7 @@ ifndef V
 Q := @
 endif
 
-# RACE=1 builds with the race detector, for the tests of the built binaries.
+# RACE=1 builds with the race detector, for make test-race.
 ifdef RACE
 RACEFLAG := -race
 LDFLAGS  :=
@@ -63,32 +67,40 @@ help: ## list the targets
 .PHONY: build
 build: packages-build $(ALL) ## build all programs and the simulator's libraries into bin/
 
+.PHONY: test
+test: packages-build packages-containers packages-test ## run every test, component tests of the built programs included
+	@$(MAKE) --no-print-directory -j2 build $(BIN)/demo
+	GPUREADY_BIN=$(abspath $(BIN)) $(TEST) ./...
+
+# make check vets the tests, too.
+TEST = $(GO) test -vet=off -ldflags='-s -w' -count=1 -p 3 -parallel 8
+
 # Packages that start no goroutine, their tests included (docs/packages_test.go). The race detector has nothing
 # to find in their tests, which take up to eight times as long with it.
 SEQUENTIAL := operator/api/v1 operator/api/v1/schematest operator/api/v1alpha1 operator/state operator/status \
 	operator/upgrade dra/inventory toolkit/ociruntime/request
 
-.PHONY: test
-test: packages-build packages-containers packages-test ## run every test, component tests of the built programs included
+.PHONY: test-race
+test-race: packages-build packages-containers packages-test ## the same with the race detector, several times as long
 	@$(MAKE) --no-print-directory -j2 BIN=bin/race RACE=1 build bin/race/demo
-	$(GO) test $(TAGS) -count=1 $(addprefix ./,$(SEQUENTIAL))
-	GPUREADY_BIN=$(CURDIR)/bin/race $(GO) test $(TAGS) -race -count=1 -p 3 -parallel 8 \
-		$$($(GO) list $(TAGS) ./... | grep -vxF "$$(printf 'github.com/gpuready/gpuready/%s\n' $(SEQUENTIAL))")
+	GPUREADY_BIN=$(CURDIR)/bin/race $(TEST) $(addprefix ./,$(SEQUENTIAL))
+	GPUREADY_BIN=$(CURDIR)/bin/race $(TEST) -race \
+		$$($(GO) list ./... | grep -vxF "$$(printf 'github.com/gpuready/gpuready/%s\n' $(SEQUENTIAL))")
 
 .PHONY: demo
 demo: packages-build packages-containers ## watch a GPU travel from the driver to a CUDA job
-	@$(MAKE) --no-print-directory -j2 $(addprefix $(BIN)/,$(CGO_PROGRAMS) gpu-cdi-hook gpu-oci-runtime vectoradd $(SIMULATOR) demo)
+	@$(MAKE) --no-print-directory -s -j2 $(addprefix $(BIN)/,$(CGO_PROGRAMS) gpu-cdi-hook gpu-oci-runtime vectoradd $(SIMULATOR) demo)
 	@$(BIN)/demo $(DEMO_ARGS)
 
 .PHONY: bench
 bench: packages-build packages-containers packages-cluster packages-machine ## measure: medians, minima, p99
 	@$(MAKE) --no-print-directory -j2 build $(BIN)/demo
-	GPUREADY_BIN=$(CURDIR)/$(BIN) $(GO) run $(TAGS) ./test/bench $(BENCH_ARGS)
+	GPUREADY_BIN=$(CURDIR)/$(BIN) $(GO) run ./test/bench $(BENCH_ARGS)
 
 .PHONY: test-gpu
 test-gpu: packages-build ## run the component tests against this machine's own GPU; skipped, by name, where there is none
-	@$(MAKE) --no-print-directory -j2 BIN=bin/race RACE=1 build bin/race/demo
-	GPUREADY_BIN=$(CURDIR)/bin/race GPUREADY_MEASUREMENTS=$(CURDIR)/docs/measurements $(GO) test $(TAGS) -count=1 -v -run '^TestGPU' ./test/gpu/... ./dra
+	@$(MAKE) --no-print-directory -j2 build $(BIN)/demo
+	GPUREADY_BIN=$(abspath $(BIN)) GPUREADY_MEASUREMENTS=$(CURDIR)/docs/measurements $(GO) test -count=1 -v -run '^TestGPU' ./test/gpu/... ./dra
 
 .PHONY: check
 check: packages-generate lint ## lint, manifests, charts and the bundle, licences, generated files
@@ -102,6 +114,8 @@ check: packages-generate lint ## lint, manifests, charts and the bundle, licence
 	cd .ci/workflows && $(GO) vet . && $(GO) test -count=1 .
 	@$(MAKE) --no-print-directory generate
 	@git diff --exit-code -- $(GENERATED) || { echo 'check: generated files differ from what is checked in; commit the above'; exit 1; }
+	@test -z "$$(git ls-files -o --exclude-standard -- $(GENERATED))" || \
+		{ git ls-files -o --exclude-standard -- $(GENERATED); echo 'check: generated files are not checked in; commit the above'; exit 1; }
 
 .PHONY: lint
 lint: packages-build packages-check $(BIN)/tools/golangci-lint $(BIN)/tools/govulncheck ## formatting, vet, lint, vulnerabilities; it writes nothing
@@ -111,12 +125,12 @@ lint: packages-build packages-check $(BIN)/tools/golangci-lint $(BIN)/tools/govu
 	.ci/vulnerabilities.sh $(BIN)/tools/govulncheck
 	$(GO) mod tidy -diff
 
-GENERATED := simulator/state/state_generated.go simulator/nvml/stubs.c simulator/cuda/stubs.c cuda-samples docs/xids.md docs/config.schema.json docs/support.md deployments/monitoring/dashboard.json $(wildcard deployments/static/*.yaml deployments/static/examples/clusterpolicy*.yaml) deployments/helm operator/api/v1/zz_generated.deepcopy.go operator/api/v1alpha1/zz_generated.deepcopy.go THIRD_PARTY.md
+GENERATED := simulator/state/state_generated.go simulator/nvml/stubs.c simulator/cuda/stubs.c cuda-samples docs/reasons.md docs/config.schema.json docs/install.md docs/support.md deployments/monitoring/dashboard.json $(wildcard deployments/static/*.yaml deployments/static/examples/clusterpolicy*.yaml) deployments/helm operator/api/v1/zz_generated.deepcopy.go operator/api/v1alpha1/zz_generated.deepcopy.go THIRD_PARTY.md
 
 .PHONY: generate
 generate: packages-generate ## regenerate what is generated and checked in
-	$(GO) generate ./operator/api/... ./deployments # the definition of policies, in bin/crds, and the chart's constants
-	cd .ci/helm && $(GO) run . static
+	$(GO) generate ./operator/api/... ./deployments # the definitions, in bin/crds, and the chart's constants
+	cd .ci/helm && $(GO) run . generate
 	$(GO) generate ./...
 	CLANG=$(CLANG) cuda-samples/generate.sh
 	@$(MAKE) --no-print-directory third-party
@@ -135,7 +149,7 @@ changelog: packages-build ## make CHANGELOG.md of the entries in changelog/
 	cd .ci/changelog && $(GO) run . generate
 
 .PHONY: chart
-chart: packages-build ## put the Helm chart together, complete, in bin/charts/
+chart: packages-build ## pack the Helm chart, deployments/helm/gpuready, into bin/charts/
 	cd .ci/helm && $(GO) run . package
 
 .PHONY: bundle
@@ -145,7 +159,7 @@ bundle: packages-build ## make the bundle for the Operator Lifecycle Manager, in
 .PHONY: operands
 operands: packages-build ## render what the operator deploys, for each case of its golden files, in bin/operands/
 	@rm -rf bin/operands && mkdir -p bin/operands
-	$(GO) test $(TAGS) -count=1 -run '^TestRenderMatchesGoldenFiles$$' ./operator/state -args -rendered='$(CURDIR)/bin/operands'
+	$(GO) test -count=1 -run '^TestRenderMatchesGoldenFiles$$' ./operator/state -args -rendered='$(CURDIR)/bin/operands'
 
 .PHONY: man
 man: packages-build ## write the programs' manual pages, made of their --help, to bin/man/
@@ -162,7 +176,7 @@ krew: packages-build $(foreach platform,linux-amd64 linux-arm64 darwin-amd64 dar
 
 bin/krew/%/kubectl-gpu: $(GO_SOURCES) bin/.version
 	@echo '  build $@'
-	$(Q)CGO_ENABLED=0 GOOS=$(word 1,$(subst -, ,$*)) GOARCH=$(word 2,$(subst -, ,$*)) $(GO) build $(TAGS) -trimpath -buildvcs=false -ldflags "$(LDFLAGS) $(X)" -o $@ ./$(dir_kubectl-gpu)
+	$(Q)CGO_ENABLED=0 GOOS=$(word 1,$(subst -, ,$*)) GOARCH=$(word 2,$(subst -, ,$*)) $(GO) build -buildvcs=false -ldflags "$(LDFLAGS) $(X)" -o $@ ./$(dir_kubectl-gpu)
 
 .PHONY: clean
 clean: ## remove what was built
@@ -185,18 +199,18 @@ endif
 
 $(addprefix $(BIN)/,$(CGO_PROGRAMS)): $(BIN)/%: $(GO_SOURCES) $(STAMP)
 	@echo '  build $@'
-	$(Q)CGO_ENABLED=1 $(GO) build $(TAGS) -trimpath -buildvcs=false $(RACEFLAG) -ldflags "$(LDFLAGS) $(X)" -o $@ ./$(dir_$*)
+	$(Q)CGO_ENABLED=1 $(GO) build -buildvcs=false $(RACEFLAG) -ldflags "$(LDFLAGS) $(X)" -o $@ ./$(dir_$*)
 
 # It calls registries, for which HTTP/1.1 is enough, and is 350 kB smaller without HTTP/2.
-$(BIN)/gpu-driver: TAGS := $(TAGS),nethttpomithttp2
+$(BIN)/gpu-driver: GOFLAGS += $(TAGS),nethttpomithttp2
 
 $(addprefix $(BIN)/,$(STATIC_PROGRAMS)): $(BIN)/%: $(GO_SOURCES) $(STAMP)
 	@echo '  build $@'
-	$(Q)CGO_ENABLED=0 $(GO) build $(TAGS) -trimpath -buildvcs=false -ldflags "$(LDFLAGS) $(X)" -o $@ ./$(dir_$*)
+	$(Q)CGO_ENABLED=0 $(GO) build -buildvcs=false -ldflags "$(LDFLAGS) $(X)" -o $@ ./$(dir_$*)
 
 $(BIN)/demo: $(GO_SOURCES) $(STAMP)
 	@echo '  build $@'
-	$(Q)CGO_ENABLED=1 $(GO) build $(TAGS) -trimpath -buildvcs=false -ldflags "$(LDFLAGS) $(X)" -o $@ ./test/demo
+	$(Q)CGO_ENABLED=1 $(GO) build -buildvcs=false -ldflags "$(LDFLAGS) $(X)" -o $@ ./test/demo
 
 # --- the simulator's libraries and tools ---
 
@@ -245,7 +259,7 @@ $(BIN)/tools/govulncheck: .ci/tools/go.mod
 # It builds images of precompiled drivers, for the Makefiles in driver/precompiled.
 $(BIN)/tools/precompiled: $(GO_SOURCES)
 	@echo '  build $@'
-	$(Q)CGO_ENABLED=0 $(GO) build $(TAGS) -trimpath -buildvcs=false -o $@ ./driver/precompiled
+	$(Q)CGO_ENABLED=0 $(GO) build -buildvcs=false -o $@ ./driver/precompiled
 
 # The end-to-end tests install with it, and it packages the chart.
 $(BIN)/tools/helm: .ci/helm/go.mod

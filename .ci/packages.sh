@@ -1,8 +1,14 @@
 #!/bin/sh
 # Ensures that the packages of packages.txt are installed: installs them as root, or
 # prints which ones to install. With arguments, only those with these purposes;
-# without, all but those for another architecture's images.
+# without, all but those for another architecture's images. With --missing before them
+# it prints the missing ones, and installs none.
 set -eu
+only=
+if [ "${1-}" = --missing ]; then
+	only=1
+	shift
+fi
 list=$(dirname "$0")/packages.txt
 # One at a time: make -j may run several at once, and apt does not wait for its lock.
 exec 9<"$list"
@@ -19,6 +25,10 @@ while read -r name purpose; do
 	fi
 	[ "$(dpkg-query -W -f '${db:Status-Status}' "$name" 2>/dev/null)" = installed ] || missing="$missing $name"
 done <"$list"
+if [ -n "$only" ]; then
+	echo "${missing# }"
+	exit 0
+fi
 [ -n "$missing" ] || exit 0
 if ! command -v apt-get >/dev/null; then
 	echo "packages: this is neither Debian nor Ubuntu; install the equivalents of:$missing" >&2

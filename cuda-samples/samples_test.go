@@ -135,7 +135,7 @@ func TestEverySampleReportsWhyItFailed(t *testing.T) {
 			{"by the environment", root, nil, upper + "_DEVICE=7", 1, `device "7" is not visible here`},
 			{"a lost GPU", lost, nil, "", 1, "error "},
 			{"no time", root, []string{"--timeout", "1ns"}, "", 4, "no result in time; "},
-			{"unknown flag", root, []string{"--frobnicate"}, "", 2, "unknown flag: --frobnicate; see " + name + " --help"},
+			{"unknown flag", root, []string{"--frobnicate"}, "", 2, "unknown flag --frobnicate; see " + name + " --help"},
 			{"unknown output", root, nil, upper + "_OUTPUT=xml", 2, `--output is "xml"`},
 			{"no duration", root, nil, upper + "_TIMEOUT=soon", 2, upper + "_TIMEOUT: "},
 		} {
@@ -188,7 +188,7 @@ func TestEverySampleIsBuiltShippedAndDescribed(t *testing.T) {
 		"Makefile": `(?m)^SAMPLES .*\b%s\b`,
 		"deployments/images/cuda-samples/Containerfile": `(?m)^COPY .*\b%s\b`,
 		"deployments/images/validator/Containerfile":    `(?m)^COPY .*\b%s\b`,
-		"docs/samples.md": `(?m)^## %s$`,
+		"docs/preflight.md":                             `(?m)^### %s$`,
 	} {
 		text, err := os.ReadFile(filepath.Join("..", path))
 		require.NoError(t, err)

@@ -68,7 +68,7 @@ See docs/dra.md.`,
 		name: "mps.yaml",
 		about: `MPS control daemons, for nodes whose device plugin shares GPUs by MPS: apply it after
 one of the others, which creates the namespace; deleting this one keeps it. See
-docs/device-plugin-configuration.md, "Sharing by MPS".`,
+docs/configuration.md, "Sharing by MPS".`,
 		parts: []string{"mps.tmpl"},
 	},
 	{
@@ -80,7 +80,7 @@ docs/driver.md has its layout. Apply it after gpuready.yaml, and not beside
 simulated-driver.yaml, whose DaemonSet has the same name. An image that has sources and a
 compiler builds modules that it lacks, and keeps them in /var/lib/gpuready/driver. No image
 is chosen by a node's kernel, and no node is drained: a driver that is in use stays until
-nobody uses it. The operator does both: docs/operator-drivers.md.`,
+nobody uses it. The operator does both: docs/operator.md.`,
 		parts: []string{"driver.tmpl"},
 	},
 	{

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/gpuready/gpuready/deviceplugin/settings"
+	"github.com/gpuready/gpuready/internal/cmdline"
 	baseconfig "github.com/gpuready/gpuready/internal/config"
 	"github.com/gpuready/gpuready/internal/program"
 )
@@ -53,11 +54,12 @@ func (c *commands) checkConfigCommand(_ context.Context, args []string) error {
 	f.StringVar(&unknownKeys, "unknown-keys", "refuse", "what to do with unknown keys: refuse, or warn")
 	f.StringVarP(&output, "output", "o", "table", "table or json")
 	f.Usage = func() { fmt.Fprintf(c.stdout, checkHelp, f.FlagUsagesWrapped(100)) }
-	err := f.Parse(args)
+	err := cmdline.Parse(f, args)
 	switch {
 	case errors.Is(err, pflag.ErrHelp):
 		return nil
 	case err != nil:
+		err = cmdline.See(err, f.Name())
 	case folder == "" && file != "":
 		err = errors.New("--config names a file in --config-dir; add that")
 	case folder != "" && f.NArg() > 0:

@@ -37,7 +37,7 @@ func TestVersion(t *testing.T) {
 func TestUnknownCommandIsRefused(t *testing.T) {
 	code, _, stderr := execute(t.Context(), "device")
 	require.Equal(t, program.Usage, code)
-	require.Equal(t, "gpu-device-plugin: no command \"device\"; say run, devices, check-config, shadow, mps-daemon, wait or version, or --help\n", stderr)
+	require.Equal(t, "gpu-device-plugin: unknown command \"device\", did you mean \"devices\"? See gpu-device-plugin --help\n", stderr)
 }
 
 func TestDevicesNeedsAConfigurationName(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/gpuready/gpuready/deviceplugin/settings"
+	"github.com/gpuready/gpuready/internal/cmdline"
 	"github.com/gpuready/gpuready/internal/config"
 	"github.com/gpuready/gpuready/internal/injection"
 	"github.com/gpuready/gpuready/internal/nodestate"
@@ -48,8 +49,11 @@ func (w *waitOptions) parse(args []string, usage io.Writer) error {
 	f.StringVar(&w.stateDir, "state-dir", settings.DefaultStateDir, "host `path` of the components' states")
 	config.Describe(f, names)
 	f.Usage = func() { fmt.Fprintf(usage, waitHelp, f.FlagUsagesWrapped(100)) }
-	if err := f.Parse(args); err != nil {
+	switch err := cmdline.Parse(f, args); {
+	case errors.Is(err, pflag.ErrHelp):
 		return err
+	case err != nil:
+		return cmdline.See(err, f.Name())
 	}
 	if err := config.Env(f, names); err != nil {
 		return err

@@ -38,6 +38,7 @@ var (
 	inline  = regexp.MustCompile("`[^`\n]*`")
 	linked  = regexp.MustCompile(`\[[^\]]*\]\(([^)\s]+)\)`)
 	heading = regexp.MustCompile(`(?m)^#+ (.*)$`)
+	label   = regexp.MustCompile(`<a id="([^"]+)"></a>`)
 	unslug  = regexp.MustCompile(`[^\p{L}\p{N}\- _]`)
 )
 
@@ -52,7 +53,8 @@ func prose(text string) string {
 	return strings.Join(kept, "")
 }
 
-// anchors returns the link anchors of a page's headings, as GitHub generates them.
+// anchors returns the link anchors of a page: those of its headings, as GitHub generates them, and those of
+// its elements <a id="…">, which generated tables have.
 func anchors(text string) map[string]bool {
 	all := map[string]bool{}
 	for _, m := range heading.FindAllStringSubmatch(prose(text), -1) {
@@ -65,6 +67,9 @@ func anchors(text string) map[string]bool {
 		}
 		all[slug] = true
 	}
+	for _, m := range label.FindAllStringSubmatch(prose(text), -1) {
+		all[m[1]] = true
+	}
 	return all
 }
 
@@ -76,7 +81,7 @@ func TestEveryLinkLeadsSomewhere(t *testing.T) {
 				continue
 			}
 			checked++
-			path, anchor, _ := strings.Cut(m[1], "#")
+			path, fragment, _ := strings.Cut(m[1], "#")
 			target := page
 			if path != "" {
 				target = filepath.Join(filepath.Dir(page), path)
@@ -86,8 +91,8 @@ func TestEveryLinkLeadsSomewhere(t *testing.T) {
 				t.Errorf("%s: %s leads nowhere: %v", page, m[1], err)
 				continue
 			}
-			if anchor != "" && (info.IsDir() || !anchors(read(t, target))[anchor]) {
-				t.Errorf("%s: %s: no heading of that page has this anchor", page, m[1])
+			if fragment != "" && (info.IsDir() || !anchors(read(t, target))[fragment]) {
+				t.Errorf("%s: %s: no heading and no row of that page has this anchor", page, m[1])
 			}
 		}
 	}
@@ -97,15 +102,22 @@ func TestEveryLinkLeadsSomewhere(t *testing.T) {
 func TestAnchorsAreThoseOfGitHub(t *testing.T) {
 	require.Equal(t, map[string]bool{
 		"why-is-this-gpu-not-allocatable": true, "4-switch-one-node-then-the-others": true, "the-nodes-voice": true,
-		"a-gpusim-serve": true, "a-gpusim-serve-1": true,
-	}, anchors("# Why is this GPU not allocatable?\n## 4. Switch one node, then the others\n### The node's voice\n## A `gpusim serve`\n## A [gpusim serve](x.md)\n\n    # no heading\n"))
+		"a-gpusim-serve": true, "a-gpusim-serve-1": true, "xid-79": true,
+	}, anchors("# Why is this GPU not allocatable?\n## 4. Switch one node, then the others\n### The node's voice\n## A `gpusim serve`\n## A [gpusim serve](x.md)\n\n| <a id=\"xid-79\"></a>79 |\n\n    # no heading\n"))
+}
+
+// decisions returns the paths of the decisions, in the order of their numbers.
+func decisions(t *testing.T) []string {
+	t.Helper()
+	files, err := filepath.Glob("decisions/0*.md")
+	require.NoError(t, err)
+	require.NotEmpty(t, files)
+	return files
 }
 
 // A link to a decision must have the number of its file.
 func TestDecisionsAreCalledByTheirNumbers(t *testing.T) {
-	files, err := filepath.Glob("decisions/*.md")
-	require.NoError(t, err)
-	for i, file := range files {
+	for i, file := range decisions(t) {
 		require.Truef(t, strings.HasPrefix(filepath.Base(file), fmt.Sprintf("%04d-", i+1)), "%s: want number %d", file, i+1)
 		require.Truef(t, strings.HasPrefix(read(t, file), fmt.Sprintf("# %d. ", i+1)), "%s: want the title to begin with %d", file, i+1)
 	}
@@ -115,4 +127,20 @@ func TestDecisionsAreCalledByTheirNumbers(t *testing.T) {
 			require.Equal(t, fmt.Sprintf("%04s", m[1]), m[2], "%s: %s", page, m[0])
 		}
 	}
+}
+
+// The index has a line for each decision, with its title and status. A file is named after its title.
+func TestDecisionsAreListedByTitleAndStatus(t *testing.T) {
+	head := regexp.MustCompile(`\A# (\d+)\. ([^\n]+)\n\nStatus: (accepted|superseded|no longer holds)([^\n]*)\n\n`)
+	var rows []string
+	for _, file := range decisions(t) {
+		m := head.FindStringSubmatch(read(t, file))
+		require.NotNilf(t, m, "%s: want a title, and below it a line that begins with Status:", file)
+		name := strings.ReplaceAll(unslug.ReplaceAllString(strings.ToLower(m[2]), ""), " ", "-") + ".md"
+		require.Equal(t, name, filepath.Base(file)[len("0000-"):], "the title of decision %s", m[1])
+		rows = append(rows, fmt.Sprintf("| [%s](%s) | %s | %s%s |", m[1], filepath.Base(file), m[2], m[3], m[4]))
+	}
+	_, table, found := strings.Cut(read(t, "decisions/README.md"), "\n|---|---|---|\n")
+	require.True(t, found)
+	require.Equal(t, rows, strings.Split(strings.TrimSpace(table), "\n"))
 }

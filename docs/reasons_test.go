@@ -1,6 +1,7 @@
 package docs
 
 import (
+	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
@@ -14,6 +15,9 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/gpuready/gpuready/internal/contract"
+	"github.com/gpuready/gpuready/test/lab/golden"
 )
 
 // sources calls visit for each Go file below a folder, except tests.
@@ -101,117 +105,12 @@ func reasonsOf(f *ast.File) map[string]bool {
 
 var camel = regexp.MustCompile(`^[A-Z][A-Za-z]+$`)
 
-// deviceReasons returns the reasons of the device plugin and of internal/gpu.
-func deviceReasons(t *testing.T) map[string]bool {
-	all := map[string]bool{}
-	for _, folder := range []string{"../deviceplugin", "../internal/gpu", "../internal/injection", "../internal/nodestate"} {
-		sources(t, folder, func(_ string, f *ast.File) { maps.Copy(all, reasonsOf(f)) })
-	}
-	return all
-}
-
-var code = regexp.MustCompile("`([^`]+)`")
-
-// documented returns the reasons in a page's section "Reasons"; with first, only those in
-// the first column of its tables.
-func documented(t *testing.T, page string, first bool) map[string]bool {
-	t.Helper()
-	_, text, found := strings.Cut(read(t, page), "\n## Reasons\n")
-	require.True(t, found)
-	text, _, _ = strings.Cut(text, "\n## ")
-	written := map[string]bool{}
-	for line := range strings.Lines(text) {
-		if first {
-			line, _, _ = strings.Cut(strings.TrimPrefix(line, "|"), "|")
-		}
-		for _, m := range code.FindAllStringSubmatch(line, -1) {
-			if camel.MatchString(m[1]) {
-				written[m[1]] = true
-			}
-		}
-	}
-	return written
-}
-
-func agree(t *testing.T, page string, reasons, written map[string]bool) {
-	t.Helper()
-	for reason := range reasons {
-		if !written[reason] {
-			t.Errorf("%s: a reason without a line in %s", reason, page)
-		}
-	}
-	for word := range written {
-		if !reasons[word] {
-			t.Errorf("%s: a line in %s, and no such reason in the code", word, page)
-		}
-	}
-}
-
-func TestEveryReasonOfTheDevicePluginIsDocumented(t *testing.T) {
-	reasons := deviceReasons(t)
-	require.Greater(t, len(reasons), 40, "the code has reasons")
-	agree(t, "device-plugin.md", reasons, documented(t, "device-plugin.md", false))
-}
-
-func TestEveryReasonOfTheToolkitIsDocumented(t *testing.T) {
-	reasons := map[string]bool{}
-	for _, folder := range []string{"../toolkit/setup", "../toolkit/configure", "../toolkit/runtime", "../toolkit/daemon", "../internal/nodestate"} {
-		sources(t, folder, func(_ string, f *ast.File) { maps.Copy(reasons, reasonsOf(f)) })
-	}
-	require.Greater(t, len(reasons), 15, "the code has reasons")
-	agree(t, "toolkit.md", reasons, documented(t, "toolkit.md", true))
-}
-
-func TestEveryReasonOfTheDriverIsDocumented(t *testing.T) {
-	reasons := map[string]bool{}
-	sources(t, "../driver", func(_ string, f *ast.File) { maps.Copy(reasons, reasonsOf(f)) })
-	require.Greater(t, len(reasons), 10, "the code has reasons")
-	agree(t, "driver.md", reasons, documented(t, "driver.md", true))
-}
-
-func TestEveryReasonOfTheDRADriverIsDocumented(t *testing.T) {
-	reasons := map[string]bool{}
-	sources(t, "../dra", func(_ string, f *ast.File) { maps.Copy(reasons, reasonsOf(f)) })
-	require.Greater(t, len(reasons), 3, "the code has reasons")
-	agree(t, "dra.md", reasons, documented(t, "dra.md", true))
-}
-
-// A reason of the validator has a row of three columns: the reason, its meaning, and the
-// next action. Reasons of other components are on their own pages.
-func TestEveryReasonOfTheValidatorIsDocumented(t *testing.T) {
-	reasons, preflight := map[string]bool{}, map[string]bool{}
-	sources(t, "../validator", func(path string, f *ast.File) {
-		if strings.Contains(filepath.ToSlash(path), "/preflight/") {
-			maps.Copy(preflight, reasonsOf(f))
-		} else {
-			maps.Copy(reasons, reasonsOf(f))
-		}
-	})
-	sources(t, "../internal/nodestate", func(_ string, f *ast.File) { maps.Copy(reasons, reasonsOf(f)) })
-	require.Greater(t, len(reasons), 60, "the code has reasons")
-	require.Greater(t, len(preflight), 8, "the code has reasons")
-	agree(t, "validator.md", reasons, documented(t, "validator.md", true))
-	for reason := range preflight {
-		require.True(t, documented(t, "preflight.md", false)[reason] || reasons[reason], "%s: a reason without a line in preflight.md", reason)
-	}
-	_, text, _ := strings.Cut(read(t, "validator.md"), "\n## Reasons\n")
-	text, _, _ = strings.Cut(text, "\n## ")
-	for line := range strings.Lines(text) {
-		if strings.HasPrefix(line, "| `") {
-			cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), " | ")
-			require.Len(t, cells, 3, line)
-			require.NotEmpty(t, strings.TrimSpace(cells[1]), line)
-			require.NotEmpty(t, strings.TrimSpace(cells[2]), line)
-		}
-	}
-}
-
-// named returns the values of constants whose names start with Reason, of any type.
+// named returns the values of constants whose names start with Reason or reason, of any type.
 func named(f *ast.File) map[string]bool {
 	all := map[string]bool{}
 	ast.Inspect(f, func(n ast.Node) bool {
 		spec, is := n.(*ast.ValueSpec)
-		if !is || !strings.HasPrefix(spec.Names[0].Name, "Reason") {
+		if !is || !strings.HasPrefix(strings.ToLower(spec.Names[0].Name), "reason") {
 			return true
 		}
 		for _, v := range spec.Values {
@@ -224,57 +123,149 @@ func named(f *ast.File) map[string]bool {
 	return all
 }
 
-// A reason of the operator, and of kubectl gpu, has a row of three columns, like the
-// validator's.
-func TestEveryReasonOfTheOperatorIsDocumented(t *testing.T) {
+// collectReasons returns the reasons in the code of some folders, or of single files.
+func collectReasons(t *testing.T, paths ...string) map[string]bool {
+	t.Helper()
+	all := map[string]bool{}
+	for _, path := range paths {
+		sources(t, path, func(_ string, f *ast.File) { maps.Copy(all, reasonsOf(f)) })
+	}
+	return all
+}
+
+// explained returns the reasons of a component in the table of internal/contract.
+func explained(by contract.Component) map[string]bool {
+	all := map[string]bool{}
+	for _, r := range contract.Reasons() {
+		if r.By == by {
+			all[r.Reason] = true
+		}
+	}
+	return all
+}
+
+// requireAgreement fails unless a component's reasons are in the table, and no others. least is a number
+// of reasons that the code surely has.
+func requireAgreement(t *testing.T, by contract.Component, least int, reasons map[string]bool) {
+	t.Helper()
+	require.Greater(t, len(reasons), least, "the code has reasons")
+	rows := explained(by)
+	for reason := range reasons {
+		if !rows[reason] {
+			t.Errorf("%s: a reason of the %s without a row in internal/contract", reason, by)
+		}
+	}
+	for reason := range rows {
+		if !reasons[reason] {
+			t.Errorf("%s: a row of the %s in internal/contract, and no such reason in the code", reason, by)
+		}
+	}
+}
+
+func TestEveryReasonOfTheDevicePluginIsExplained(t *testing.T) {
+	reasons := collectReasons(t, "../deviceplugin", "../internal/gpu", "../internal/injection", "../internal/nodestate")
+	requireAgreement(t, contract.DevicePlugin, 40, reasons)
+}
+
+func TestEveryReasonOfTheToolkitIsExplained(t *testing.T) {
+	requireAgreement(t, contract.Toolkit, 15, collectReasons(t, "../toolkit", "../internal/nodestate"))
+}
+
+func TestEveryReasonOfTheDriverIsExplained(t *testing.T) {
+	requireAgreement(t, contract.Driver, 10, collectReasons(t, "../driver"))
+}
+
+func TestEveryReasonOfTheDRADriverIsExplained(t *testing.T) {
+	requireAgreement(t, contract.DRADriver, 3, collectReasons(t, "../dra"))
+}
+
+// Reasons that the validator passes on unchanged are those of the toolkit and the device plugin.
+func TestEveryReasonOfTheValidatorIsExplained(t *testing.T) {
+	reasons := collectReasons(t, "../internal/nodestate")
+	sources(t, "../validator", func(path string, f *ast.File) {
+		if !strings.Contains(filepath.ToSlash(path), "/preflight/") {
+			maps.Copy(reasons, reasonsOf(f))
+		}
+	})
+	requireAgreement(t, contract.Validator, 60, reasons)
+}
+
+// Preflight has reasons of its own, and those of faults of a GPU that one run can find.
+func TestEveryReasonOfPreflightIsExplained(t *testing.T) {
+	reasons := collectReasons(t, "../validator/preflight")
+	require.Greater(t, len(reasons), 8, "the code has reasons")
+	for reason := range collectReasons(t, "../internal/gpu/gpu.go") {
+		if reason != "Missing" && reason != "Unwatched" {
+			reasons[reason] = true
+		}
+	}
+	requireAgreement(t, contract.Preflight, 15, reasons)
+}
+
+func TestEveryReasonOfTheOperatorIsExplained(t *testing.T) {
 	reasons := map[string]bool{}
 	sources(t, "../operator", func(_ string, f *ast.File) {
 		maps.Copy(reasons, reasonsOf(f))
 		maps.Copy(reasons, named(f))
 	})
-	require.Greater(t, len(reasons), 50, "the code has reasons")
-	agree(t, "operator-troubleshooting.md", reasons, documented(t, "operator-troubleshooting.md", true))
-	_, text, _ := strings.Cut(read(t, "operator-troubleshooting.md"), "\n## Reasons\n")
-	for line := range strings.Lines(text) {
-		if strings.HasPrefix(line, "| `") {
-			cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), " | ")
-			require.Len(t, cells, 3, line)
-			require.NotEmpty(t, strings.TrimSpace(cells[1]), line)
-			require.NotEmpty(t, strings.TrimSpace(cells[2]), line)
-		}
-	}
+	requireAgreement(t, contract.Operator, 50, reasons)
 }
 
-var metric = regexp.MustCompile(`^gpuready_[a-z_]+$`)
+var (
+	reasonsBegin = "<!-- Reasons: made by go generate ./internal/contract -->\n"
+	reasonsEnd   = "<!-- end of Reasons -->\n"
+	pageName     = regexp.MustCompile(`docs/([a-z0-9-]+\.md)`)
+)
 
-// Metrics are found by their names in the code, because no registry has all of them.
-func TestEveryMetricIsDocumented(t *testing.T) {
-	written := map[string]bool{}
-	for _, m := range regexp.MustCompile("(?m)^\\| `(gpuready_[a-z_]+)` \\|").FindAllStringSubmatch(read(t, "monitoring.md"), -1) {
-		require.False(t, written[m[1]], "%s: twice", m[1])
-		written[m[1]] = true
-	}
-	words := map[string]bool{}
-	for _, folder := range []string{"../deviceplugin", "../dra", "../toolkit", "../validator", "../operator", "../internal"} {
-		sources(t, folder, func(_ string, f *ast.File) {
-			ast.Inspect(f, func(n ast.Node) bool {
-				if e, is := n.(ast.Expr); is {
-					if s, is := literal(e); is {
-						words[s] = true
-					}
-				}
-				return true
-			})
-		})
-	}
-	for word := range words {
-		if metric.MatchString(word) && !strings.HasSuffix(word, "_") {
-			require.True(t, written[word], "%s: a metric without a line in monitoring.md", word)
+func TestThePageOfReasonsIsMadeOfTheTable(t *testing.T) {
+	golden.RequireSection(t, "reasons.md", reasonsBegin, reasonsEnd, renderReasons(contract.Reasons()))
+}
+
+// renderReasons renders the tables of docs/reasons.md: one for each component, or for each of what has a
+// reason within it. The address of a reason is its word in lower case. Where a component before has the
+// same, the component's name comes first: device-plugin-nogpu.
+func renderReasons(all []contract.Reason) string {
+	index, tables := &strings.Builder{}, &strings.Builder{}
+	taken, last := map[string]bool{}, contract.Reason{}
+	for i, r := range all {
+		component := strings.ToUpper(string(r.By)[:1]) + string(r.By)[1:]
+		slug := strings.ReplaceAll(strings.ToLower(string(r.By)), " ", "-")
+		if r.By != last.By {
+			if i > 0 {
+				index.WriteString("\n")
+			}
+			fmt.Fprintf(index, "- [%s](#%s):", component, slug)
+			fmt.Fprintf(tables, "\n## %s\n", component)
 		}
+		if r.By != last.By || r.Of != last.Of {
+			if r.Of != "" {
+				fmt.Fprintf(tables, "\n### Of %s\n", r.Of)
+			}
+			tables.WriteString("\n| reason | meaning | next |\n|---|---|---|\n")
+		}
+		anchor := strings.ToLower(r.Reason)
+		if taken[anchor] {
+			anchor = slug + "-" + anchor
+		}
+		taken[anchor] = true
+		fmt.Fprintf(index, " [`%s`](#%s)", r.Reason, anchor)
+		fmt.Fprintf(tables, "| <a id=%q></a>`%s` | %s | %s |\n", anchor, r.Reason, linkPages(r.Meaning), linkPages(r.Next))
+		last = r
 	}
-	for name := range written {
-		// Some names are composed of the component's prefix and their own.
-		own := strings.TrimPrefix(strings.TrimPrefix(name, "gpuready_deviceplugin_"), "gpuready_operator_")
-		require.True(t, words[name] || words[own], "%s: a line in monitoring.md, and no such metric in the code", name)
+	return "\n" + index.String() + "\n" + tables.String() + "\n"
+}
+
+// linkPages makes links of the pages that a text names.
+func linkPages(text string) string { return pageName.ReplaceAllString(text, "[$1]($1)") }
+
+func TestReasonsHaveAddresses(t *testing.T) {
+	page := renderReasons([]contract.Reason{
+		{Reason: "NoGPU", By: contract.Toolkit, Meaning: "none", Next: "see docs/toolkit.md"},
+		{Reason: "NoGPU", By: contract.DevicePlugin, Of: "the plugin", Meaning: "none", Next: "nothing"},
+	})
+	require.Contains(t, page, "| <a id=\"nogpu\"></a>`NoGPU` | none | see [toolkit.md](toolkit.md) |\n")
+	require.Contains(t, page, "\n## Device plugin\n\n### Of the plugin\n")
+	for _, want := range []string{"toolkit", "nogpu", "device-plugin", "of-the-plugin", "device-plugin-nogpu"} {
+		require.Contains(t, anchors(page), want)
 	}
 }

@@ -40,7 +40,7 @@ func TestBadUsage(t *testing.T) {
 		code int
 		want string
 	}{
-		{[]string{"serve"}, program.Usage, `no command "serve"`},
+		{[]string{"serve"}, program.Usage, `unknown command "serve" (known here: run, devices, completion, help, version); see gpu-dra-driver --help`},
 		{[]string{"run", "--no-such"}, program.Usage, "--no-such"},
 		{[]string{"run", "extra"}, program.Usage, "takes no arguments"},
 		{[]string{"--kubelet-dir=here"}, program.Usage, `--kubelet-dir "here": want an absolute path`},

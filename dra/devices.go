@@ -76,7 +76,11 @@ func (o *options) readInventory() (inventory.Inventory, error) {
 		return inventory.Inventory{}, fmt.Errorf("%w; next: see the log of gpu-device-plugin", err)
 	}
 	record := claim.Store{Path: filepath.Join(plugin.Config{KubeletDir: o.kubeletDir}.DataDir(), "checkpoint.json"), BootID: boot}
-	return inventory.New(s, inventory.Problem{}, readPCIeRoot, record.Own()...), nil
+	own, _, err := record.Own(s)
+	if err != nil {
+		return inventory.Inventory{}, err
+	}
+	return inventory.New(s, inventory.Problem{}, readPCIeRoot, own...), nil
 }
 
 // writeTable prints the devices for people.

@@ -23,7 +23,7 @@ func TestUsageErrorsNameTheCorrection(t *testing.T) {
 		args string
 		says string
 	}{
-		{"walk", "say run, render, check, cleanup"},
+		{"walk", "unknown command \"walk\" (known here: run, render, check, cleanup"},
 		{"run --log-format=xml --namespace=n", "want text or json"},
 		{"run --log-level=loud --namespace=n", "want debug, info"},
 		{"run", "$POD_NAMESPACE"},

@@ -137,7 +137,7 @@ func (o *options) restConfig() (*rest.Config, error) {
 		return nil, program.UsageErrorf("--kubeconfig %s: %w", o.kubeconfig, err)
 	}
 	// Decompressing watches, which API servers compress event by event, was 9 % of an event's
-	// cost (docs/decisions/0033-what-a-nodes-event-costs.md).
+	// cost (docs/decisions/0033-each-reconcile-plans-all-nodes-at-a-limited-rate.md).
 	c.DisableCompression = true
 	c.QPS, c.Burst, c.UserAgent = qps, burst, "gpu-operator/"+strings.Fields(version.String())[0]
 	return c, nil

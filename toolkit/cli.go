@@ -9,6 +9,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/gpuready/gpuready/internal/cmdline"
 	"github.com/gpuready/gpuready/internal/gpu/nvml"
 	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/internal/version"
@@ -30,7 +31,7 @@ func runCommand(ctx context.Context, args []string, stdout, stderr io.Writer) in
 	o, err := parse(args)
 	switch {
 	case err != nil:
-		fmt.Fprintf(stderr, "gpu-toolkit: %v; see gpu-toolkit --help\n", err)
+		fmt.Fprintln(stderr, "gpu-toolkit:", cmdline.See(err, "gpu-toolkit"))
 		return program.Usage
 	case o.help:
 		fmt.Fprint(stdout, o.usage())

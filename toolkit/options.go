@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/gpuready/gpuready/internal/cdi"
+	"github.com/gpuready/gpuready/internal/cmdline"
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/toolkit/configure"
@@ -87,27 +88,27 @@ func parse(args []string) (*options, error) {
 	o := &options{flags: pflag.NewFlagSet("gpu-toolkit", pflag.ContinueOnError), config: setup.Config{Shim: request.DefaultSettings()}}
 	f := o.flags
 	f.SortFlags = false
-	f.StringVar(&o.config.HostRoot, "host-root", "/", "where the host's file system is seen")
+	f.StringVar(&o.config.HostRoot, "host-root", "/", "directory where the host's file system is mounted")
 	f.StringVar(&o.config.DriverRoot, "driver-root", "", "directory of the host with the driver's files (default "+setup.ContainerRoot+" if a driver is there, otherwise /)")
 	f.StringVar(&o.config.DevRoot, "dev-root", "", "directory of the host with dev/nvidia* (default the driver root if it has them, otherwise /)")
-	f.StringVar(&o.config.CDIDir, "cdi-output-dir", cdi.DynamicDir, "directory of the host for CDI specifications")
-	f.StringVar(&o.config.InstallDir, "toolkit-install-dir", "/usr/local/nvidia/gpuready", "directory of the host for the programs and the account of all changes")
-	f.StringVar(&o.config.StateDir, "state-dir", "/run/nvidia/gpuready", "directory of the host for the state of components")
+	f.StringVar(&o.config.CDIDir, "cdi-output-dir", cdi.DynamicDir, "directory of the host for the CDI specs")
+	f.StringVar(&o.config.InstallDir, "toolkit-install-dir", "/usr/local/nvidia/gpuready", "directory of the host for the programs, the install manifest and the original files; if /usr/local is read-only, name another one")
+	f.StringVar(&o.config.StateDir, "state-dir", "/run/nvidia/gpuready", "directory of the host for the states of all components")
 	f.StringVar(&o.config.HookProgram, "hook-program", "", "gpu-cdi-hook to install (default next to this program)")
 	f.StringVar(&o.config.Runtime.Socket, "runtime-socket", "", "the container runtime's socket on the host (default the first of those of containerd, CRI-O, k3s, RKE2, k0s and MicroK8s)")
-	f.StringVar(&o.config.NRISocket, "nri-socket", nri.DefaultSocket, "the container runtime's socket on the host for plugins (run only)")
+	f.StringVar(&o.config.NRISocket, "nri-socket", nri.DefaultSocket, "the container runtime's socket on the host for NRI plugins (run only)")
 	f.StringVar(&o.config.Namespace, "namespace", "", "namespace whose agents get the GPUs by NRI (run only); empty for none")
 	f.StringVar(&o.workloads, "nri-workload-namespaces", "", "comma-separated namespaces whose containers get by NRI the GPUs that they request by NVIDIA_VISIBLE_DEVICES, mounts or annotations (run only); empty for none")
 	r := &o.config.Runtime
 	f.StringVar(&r.Runtime, "runtime", "", "the container runtime: containerd, docker or crio (default the one that is found)")
 	f.StringVar(&r.Config, "runtime-config", "", "the container runtime's configuration file (default that of this distribution)")
-	f.StringVar(&r.DropIn, "runtime-drop-in-config", "", "our own file that the container runtime also reads (default that of this distribution)")
-	f.StringVar(&o.restart, "runtime-restart-mode", "", "how the container runtime may load a new configuration: auto, in this distribution's way; systemd; signal (Docker); none, a person restarts it; empty: its configuration is not touched")
+	f.StringVar(&r.DropIn, "runtime-drop-in-config", "", "the toolkit's own file, which the container runtime reads in addition (default that of this distribution)")
+	f.StringVar(&o.restart, "runtime-restart-mode", "", "how the container runtime may load a new configuration: auto, in this distribution's way; systemd, by a restart of its unit; signal, by a reload (Docker only); none, a person restarts it; empty: its configuration is not touched")
 	f.BoolVar(&o.config.CDI, "cdi-enabled", true, "make the container runtime resolve CDI names")
-	f.StringVar(&o.config.Handler, "nvidia-runtime-name", "", "name of the container runtime's handler for gpu-oci-runtime; empty for none")
+	f.StringVar(&o.config.Handler, "nvidia-runtime-name", "", "name of a handler for gpu-oci-runtime that is added to the container runtime; empty for none")
 	f.BoolVar(&o.config.HandlerDefault, "nvidia-runtime-set-as-default", false, "make that handler the default for pods that name none")
 	f.BoolVar(&o.config.Shim.AcceptEnvvar, "accept-nvidia-visible-devices-envvar-when-unprivileged", false, "the handler, and NRI in the namespaces of --nri-workload-namespaces, give unprivileged containers the GPUs in NVIDIA_VISIBLE_DEVICES, which an image can set by itself")
-	f.BoolVar(&o.config.Shim.AcceptVolumeMounts, "accept-nvidia-visible-devices-as-volume-mounts", false, "the handler gives containers the GPUs named by mounts below /var/run/nvidia-container-devices")
+	f.BoolVar(&o.config.Shim.AcceptVolumeMounts, "accept-nvidia-visible-devices-as-volume-mounts", false, "the handler gives containers the GPUs named by mounts of /dev/null below /var/run/nvidia-container-devices")
 	f.StringVar(&o.config.ShimProgram, "oci-runtime-program", "", "gpu-oci-runtime to install (default next to this program)")
 	f.BoolVar(&o.dryRun, "dry-run", false, "print the changes and make none")
 	f.StringVarP(&o.output, "output", "o", "table", "table or json (status, verify, audit)")
@@ -119,7 +120,7 @@ func parse(args []string) (*options, error) {
 	f.Lookup("no-runtime-config").Hidden = true
 	describe(f)
 	addReferenceFlags(f)
-	if err := f.Parse(args); err != nil {
+	if err := cmdline.Parse(f, args); err != nil {
 		return nil, err
 	}
 	if o.help || o.version {
@@ -154,9 +155,9 @@ func (o *options) complete() error {
 	o.command = cmp.Or(others[given], given)
 	switch {
 	case given == "":
-		return fmt.Errorf("say what to do: %s", strings.Join(commands, ", "))
+		return cmdline.NoCommand(append(slices.Clone(commands), "completion", "help", "version"))
 	case !slices.Contains(commands, o.command):
-		return fmt.Errorf("there is no command %q; there are %s", given, strings.Join(commands, ", "))
+		return cmdline.UnknownCommand(given, append(slices.Clone(commands), "completion", "help", "version"))
 	case o.flags.NArg() > 1:
 		return fmt.Errorf("%s takes flags only, not %q", given, o.flags.Arg(1))
 	}

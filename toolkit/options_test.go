@@ -1,7 +1,8 @@
 package main
 
 import (
-	"os"
+	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -10,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuready/gpuready/internal/nvidia"
+	"github.com/gpuready/gpuready/test/lab/golden"
 	"github.com/gpuready/gpuready/toolkit/setup"
 )
 
@@ -45,10 +47,10 @@ func TestIncorrectUseIsRefusedWithARemedy(t *testing.T) {
 		line, environ string
 		want          string
 	}{
-		{"", "", "say what to do: plan, apply, verify, restore, run, status, audit"},
-		{"aply", "", `there is no command "aply"; there are plan, apply,`},
+		{"", "", "no command (known here: plan, apply, verify, restore, run, status, audit, completion, help, version)"},
+		{"aply", "", `unknown command "aply", did you mean "apply"?`},
 		{"apply now", "", `apply takes flags only, not "now"`},
-		{"apply --bogus", "", "unknown flag: --bogus"},
+		{"apply --bogus", "", "unknown flag --bogus"},
 		{"apply --host-root=host", "", "--host-root=host: it must be an absolute path"},
 		{"apply --cdi-output-dir=/", "", "cannot be the root directory"},
 		{"verify --dry-run", "", "--dry-run is for apply, run and restore; verify changes nothing"},
@@ -63,7 +65,7 @@ func TestIncorrectUseIsRefusedWithARemedy(t *testing.T) {
 		{"apply --nvidia-runtime-name=nvidia", "", "--nvidia-runtime-name needs --runtime-restart-mode"},
 		{"apply --nvidia-runtime-set-as-default --runtime-restart-mode=auto", "", "--nvidia-runtime-set-as-default needs --nvidia-runtime-name"},
 		{"apply --nvidia-runtime-name=NV --runtime-restart-mode=auto", "", "lower-case letters, digits and dashes"},
-		{"apply", "CDI_ENABLED=perhaps", `environment variable CDI_ENABLED="perhaps": not a bool, as --cdi-enabled wants`},
+		{"apply", "CDI_ENABLED=perhaps", `environment variable CDI_ENABLED, for --cdi-enabled: "perhaps" is neither true nor false`},
 		{"apply --set-as-default --restart-mode=auto", "", "--nvidia-runtime-set-as-default needs --nvidia-runtime-name"},
 		{"apply --runtime-class=nvidia", "", "--nvidia-runtime-name needs --runtime-restart-mode"},
 		{"apply --runtime-restart-mode=auto", "NO_RUNTIME_CONFIG=true", "NO_RUNTIME_CONFIG=true and --runtime-restart-mode=auto"},
@@ -225,73 +227,77 @@ func TestFollowedAndUnfollowedVariablesDiffer(t *testing.T) {
 
 // --- docs/toolkit.md ---
 
-// tableOf returns the rows of the table below a heading of docs/toolkit.md, by the first code
-// span in each.
-func tableOf(t *testing.T, heading string) map[string][]string {
+const page = "../docs/toolkit.md"
+
+// requireSection requires that a generated section of the page has a content.
+func requireSection(t *testing.T, name, content string) {
 	t.Helper()
-	docs, err := os.ReadFile("../docs/toolkit.md")
-	require.NoError(t, err)
-	_, text, found := strings.Cut(string(docs), "\n"+heading+"\n")
-	require.True(t, found, heading)
-	text, _, _ = strings.Cut(text, "\n## ")
-	rows := map[string][]string{}
-	for line := range strings.Lines(text) {
-		if !strings.HasPrefix(line, "| `") {
-			continue
-		}
-		cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), "|")
-		key := code(cells[0])[0]
-		require.NotContains(t, rows, key)
-		rows[key] = cells
-	}
-	return rows
+	golden.RequireSection(t, page, "<!-- "+name+": made by go test ./toolkit -update -->\n", "<!-- end of "+name+" -->\n", "\n"+content+"\n")
 }
 
-// code returns the code spans of a cell.
-func code(cell string) (all []string) {
-	for i, word := range strings.Split(cell, "`") {
-		if i%2 == 1 {
-			all = append(all, word)
-		}
+// codes returns names as code spans.
+func codes(names []string) string {
+	if len(names) == 0 {
+		return ""
 	}
-	return all
+	return "`" + strings.Join(names, "`, `") + "`"
 }
+
+var (
+	inBrackets  = regexp.MustCompile(` \[\$\w+\]`)
+	defaultText = regexp.MustCompile(` \(default ([^)]*)\)`)
+)
 
 func TestDocumentedFlagsMatchTheProgram(t *testing.T) {
 	o, err := parsed(t, "plan")
 	require.NoError(t, err)
-	rows := tableOf(t, "## Every flag")
+	var b strings.Builder
+	b.WriteString("| flag | variables | default | meaning |\n|---|---|---|---|\n")
 	o.flags.VisitAll(func(f *pflag.Flag) {
 		if f.Hidden {
 			return // a flag of the reference installer's
 		}
-		cells := rows["--"+f.Name]
-		delete(rows, "--"+f.Name)
-		require.Len(t, cells, 4, "--%s has no row", f.Name)
+		name := "`--" + f.Name + "`"
+		if f.Shorthand != "" {
+			name = "`-" + f.Shorthand + "`, " + name
+		}
 		var variables []string
-		if name := environment[f.Name]; name != "" {
-			variables = append([]string{name}, aliases[f.Name]...)
+		if first := environment[f.Name]; first != "" {
+			variables = append([]string{first}, aliases[f.Name]...)
 		}
-		require.Equal(t, variables, code(cells[1]), "--%s", f.Name)
-		if words := code(cells[2]); len(words) > 0 {
-			require.Equal(t, f.DefValue, words[0], "--%s", f.Name)
-		} else {
-			require.Contains(t, []string{"", "false"}, f.DefValue, "--%s", f.Name)
+		usage, value := inBrackets.ReplaceAllString(f.Usage, ""), ""
+		switch text := defaultText.FindStringSubmatch(usage); {
+		case text != nil:
+			usage, value = strings.Replace(usage, text[0], "", 1), text[1]
+		case f.DefValue != "":
+			value = "`" + f.DefValue + "`"
 		}
+		require.NotContains(t, usage, "|")
+		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", name, codes(variables), value, usage)
 	})
-	require.Empty(t, rows, "rows that are of no flag")
+	requireSection(t, "flags", b.String())
 }
 
 func TestReferenceInstallersVariablesAreDocumented(t *testing.T) {
-	rows := tableOf(t, "## Coming from NVIDIA's installer")
-	var written []string
-	for _, cells := range rows {
-		written = append(written, code(cells[0])...)
+	var b strings.Builder
+	b.WriteString("| variables | flags | why they have no effect, and what to do |\n|---|---|---|\n")
+	all := nvidia.ToolkitSettings()
+	for len(all) > 0 {
+		why := all[0].Why
+		var variables, flags []string
+		all = slices.DeleteFunc(all, func(s nvidia.Setting) bool {
+			if s.Why != why {
+				return false
+			}
+			if s.Variable != "" {
+				variables = append(variables, s.Variable)
+			}
+			for _, name := range s.Flags {
+				flags = append(flags, "--"+name)
+			}
+			return true
+		})
+		fmt.Fprintf(&b, "| %s | %s | %s |\n", codes(variables), codes(flags), why)
 	}
-	for _, s := range nvidia.ToolkitSettings() {
-		require.True(t, s.Variable == "" || slices.Contains(written, s.Variable), s.Variable)
-	}
-	for _, names := range aliases {
-		require.Subset(t, written, names)
-	}
+	requireSection(t, "settings without effect", b.String())
 }

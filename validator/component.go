@@ -18,6 +18,7 @@ import (
 	"github.com/gpuready/gpuready/internal/metricsserver"
 	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/internal/readiness"
+	"github.com/gpuready/gpuready/internal/suggest"
 	"github.com/gpuready/gpuready/validator/check"
 	"github.com/gpuready/gpuready/validator/daemon"
 	"github.com/gpuready/gpuready/validator/kube"
@@ -32,8 +33,8 @@ for programs that wait for it. The program name nvidia-validator does the same. 
 for pods written for that program, instead of the daemon and not beside it.
 
 With --with-wait it waits until the layer is proven. It checks not every few seconds but when
-something has changed, and each new reason is printed once. docs/validator.md has
-the table of settings that are supported, ignored, and refused.
+something has changed, and each new reason is printed once. The list below says which
+settings are ignored or refused; docs/validator.md has the other differences.
 
 Examples:
   COMPONENT=driver WITH_WAIT=true nvidia-validator
@@ -107,7 +108,7 @@ func (c *componentFlags) check(api cluster) error {
 	case c.name == "cc-manager":
 		return program.UsageErrorf("the component cc-manager is not proven here: the confidential computing manager says by itself, in the Node's label nvidia.com/cc.ready.state, whether it is ready")
 	case !known && c.name != componentMetrics:
-		return program.UsageErrorf("no component %q; there are %s", c.name, strings.Join(componentNames(), ", "))
+		return program.UsageErrorf("unknown component %q%s", c.name, suggest.Known(c.name, componentNames()))
 	case c.skipValidation:
 		return program.UsageErrorf("--skip-validation: nothing is written that was not proven; leave the component out")
 	case c.skipInit:

@@ -138,15 +138,15 @@ users: [{ name: u, user: {} }]
 func TestTheStandInRefusesInvalidSettings(t *testing.T) {
 	r := newRig(t)
 	for want, env := range map[string][]string{
-		`no component "drivers"; there are cuda, driver, gdrcopy, mofed, nvidia-fs, nvidia-peermem, plugin, toolkit, vfio-pci, vgpu-devices, vgpu-manager, metrics`: {"COMPONENT=drivers"},
-		`no component ""`:                            {},
-		"cc-manager is not proven here":              {"COMPONENT=cc-manager"},
-		"nothing is written that was not proven":     {"COMPONENT=cuda", "SKIP_VALIDATION=true"},
-		"not asked for its GPUs":                     {"COMPONENT=driver", "DRIVER_VALIDATION_SKIP_GPU_INIT=true"},
-		"the component metrics needs --metrics-port": {"COMPONENT=metrics"},
-		"the component plugin runs a pod":            {"COMPONENT=plugin"},
-		"environment variable WITH_WAIT":             {"COMPONENT=driver", "WITH_WAIT=perhaps"},
-		"--workload-image-pull-policy \"Sometimes\"": {"COMPONENT=driver", "VALIDATOR_IMAGE_PULL_POLICY=Sometimes"},
+		`unknown component "drivers", did you mean "driver"?`: {"COMPONENT=drivers"},
+		`unknown component ""`:                                {},
+		"cc-manager is not proven here":                       {"COMPONENT=cc-manager"},
+		"nothing is written that was not proven":              {"COMPONENT=cuda", "SKIP_VALIDATION=true"},
+		"not asked for its GPUs":                              {"COMPONENT=driver", "DRIVER_VALIDATION_SKIP_GPU_INIT=true"},
+		"the component metrics needs --metrics-port":          {"COMPONENT=metrics"},
+		"the component plugin runs a pod":                     {"COMPONENT=plugin"},
+		"environment variable WITH_WAIT":                      {"COMPONENT=driver", "WITH_WAIT=perhaps"},
+		"--workload-image-pull-policy \"Sometimes\"":          {"COMPONENT=driver", "VALIDATOR_IMAGE_PULL_POLICY=Sometimes"},
 		"OUTPUT_DIR": {"COMPONENT=driver", "OUTPUT_DIR=here"},
 	} {
 		exit, said := r.standIn(env...)

@@ -15,7 +15,7 @@ import (
 	"github.com/gpuready/gpuready/test/lab/built"
 )
 
-// The part of the log that docs/ci.md extracts.
+// The part of the log that docs/validator.md extracts.
 var printed = regexp.MustCompile(`(?ms)^<\?xml.*^</testsuites>\n`)
 
 func TestTheValidationJobPrintsJUnit(t *testing.T) {
@@ -52,7 +52,7 @@ func validates(t *testing.T, name, log string) {
 }
 
 func TestTheWorkflowIsValid(t *testing.T) {
-	page, err := os.ReadFile("../docs/ci.md")
+	page, err := os.ReadFile("../docs/validator.md")
 	require.NoError(t, err)
 	_, example, found := strings.Cut(string(page), "```yaml\n")
 	require.True(t, found)

@@ -277,6 +277,8 @@ func TestTheGPUWithAMemoryFaultIsNamed(t *testing.T) {
 	exit, out, said := r.run(r.args("run", "--allow-simulated", "--layers", "cuda")...)
 	require.Equal(t, 12, exit, "%s%s", out, said)
 	require.Contains(t, out, "CUDASampleFailed: vectorAdd failed on 1 of 3 GPUs: GPU 1 ("+string(gpus[1].UUID))
+	require.Contains(t, out, "CUDA_VISIBLE_DEVICES="+string(gpus[1].UUID)+" vectoradd")
+	require.Equal(t, 1, strings.Count(out, "take the GPU out of service"), out)
 	require.NotContains(t, out, string(gpus[0].UUID))
 	require.NotContains(t, out, string(gpus[2].UUID))
 }
@@ -329,13 +331,13 @@ func TestWaitNamesTheReasonOfTheDriversContainer(t *testing.T) {
 func TestBadUsageExitsWithTwo(t *testing.T) {
 	r := newRig(t)
 	for want, args := range map[string][]string{
-		"no command":                       {},
-		`no command "validate"`:            {"validate"},
-		"wait for what?":                   {"wait"},
-		"--workload-image needs":           {"daemon", "--node-name", "n1", "--workload-image", "x"},
-		`no layer "kubelet"`:               {"wait", "kubelet"},
-		"did you mean --layers driver?":    {"run", "driver"},
-		"unknown flag: --alow-simulated":   {"run", "--alow-simulated"},
+		"no command":                    {},
+		`unknown command "validate"`:    {"validate"},
+		"wait for what?":                {"wait"},
+		"--workload-image needs":        {"daemon", "--node-name", "n1", "--workload-image", "x"},
+		`unknown layer "kubelet"`:       {"wait", "kubelet"},
+		"did you mean --layers driver?": {"run", "driver"},
+		`unknown flag --alow-simulated, did you mean "--allow-simulated"? See gpu-validator run --help`: {"run", "--alow-simulated"},
 		`--output "html"`:                  {"run", "-o", "html"},
 		"want an absolute path":            {"daemon", "--output-dir", "here"},
 		`--log-format "xml"`:               {"daemon", "--log-format", "xml"},
@@ -639,5 +641,5 @@ func TestOptionalLayersAreCheckedWhereWanted(t *testing.T) {
 	}
 	exit, _, said := r.run(r.args("run", "--optional", "cuda")...)
 	require.Equal(t, 2, exit)
-	require.Contains(t, said, "no layer \"cuda\"; there are peermem, gds")
+	require.Contains(t, said, "unknown layer \"cuda\"")
 }

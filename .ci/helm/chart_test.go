@@ -15,12 +15,10 @@ import (
 
 const dir = "../../deployments/helm/gpuready"
 
-// load loads the chart as it is packaged.
+// load loads the chart from its folder.
 func load(t *testing.T) *chart.Chart {
 	t.Helper()
-	all, err := readCRDsFromManifest("../../deployments/static/operator.yaml")
-	require.NoError(t, err)
-	c, err := loadChart(t.Context(), dir, all, nil)
+	c, err := loader.LoadDir(dir)
 	require.NoError(t, err)
 	return c
 }
@@ -265,15 +263,4 @@ func TestPodsOtherThanAgentsAreRestricted(t *testing.T) {
 		}
 	}
 	require.Equal(t, 3, found, "the operator and two hooks")
-}
-
-// The folder in the repository has no CustomResourceDefinition.
-func TestIncompleteChartInstallsNothing(t *testing.T) {
-	c, err := loader.LoadDir(dir)
-	require.NoError(t, err)
-	require.Empty(t, c.CRDObjects())
-	for _, values := range []object{nil, {"clusterPolicy": object{"create": false}, "crds": object{"upgrade": false}}} {
-		_, err = renderChart(c, renderOptions{Namespace: "somewhere", Values: values})
-		require.ErrorContains(t, err, "run make chart")
-	}
 }

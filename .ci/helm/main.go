@@ -1,12 +1,11 @@
-// Helm generates files from the chart with helm's own code.
+// Helm generates files of the chart, and from it, with helm's own code.
 //
-// go run . static     writes deployments/static/operator.yaml and its example policies; it
-//
-//	takes the CustomResourceDefinitions from bin/crds, where controller-gen writes them
-//
-// go run . package    writes bin/charts/gpuready-<version>.tgz, complete; package IMAGES DIR writes
-//
-//	the chart of a release to DIR, with the digests of the images in the file IMAGES
+//	go run . generate             completes the folder of the chart, deployments/helm/gpuready, and writes
+//	                              deployments/static/operator.yaml and its example policies; it takes the
+//	                              CustomResourceDefinitions from bin/crds, where controller-gen writes them
+//	go run . package              packs the folder into bin/charts/gpuready-<version>.tgz
+//	go run . package IMAGES DIR   packs the chart of a release into DIR, with the digests of the images in
+//	                              the file IMAGES
 //
 // Run it in .ci/helm. Exit code 2 means that a command failed.
 package main
@@ -35,45 +34,43 @@ func main() {
 
 func run(ctx context.Context, args []string) error {
 	if len(args) != 1 && (len(args) != 3 || args[0] != "package") {
-		return fmt.Errorf("usage: go run . static|package [IMAGES DIR]")
+		return fmt.Errorf("usage: go run . generate|package [IMAGES DIR]")
 	}
-	dir, manifests := filepath.Join(root, "deployments/helm/gpuready"), filepath.Join(root, "deployments/static")
+	dir := filepath.Join(root, "deployments/helm/gpuready")
 	switch args[0] {
-	case "static":
-		all, err := readCRDs(filepath.Join(root, "bin"))
-		if err != nil {
-			return fmt.Errorf("%w: run make generate", err)
+	case "generate":
+		if err := completeChart(ctx, filepath.Join(root, "bin"), dir); err != nil {
+			return err
 		}
-		return writeStatic(ctx, dir, all, manifests)
+		return writeStatic(dir, filepath.Join(root, "deployments/static"))
 	case "package":
-		all, err := readCRDsFromManifest(filepath.Join(manifests, "operator.yaml"))
-		if err != nil {
-			return err
+		to, images := filepath.Join(root, "bin/charts"), (*pinned)(nil)
+		if len(args) == 3 {
+			var err error
+			if images, err = readPinned(args[1]); err != nil {
+				return err
+			}
+			to = args[2]
 		}
-		if len(args) == 1 {
-			return pack(ctx, dir, all, nil, filepath.Join(root, "bin/charts"))
+		path, err := pack(dir, images, to)
+		if err == nil {
+			fmt.Println(filepath.Clean(path))
 		}
-		images, err := readPinned(args[1])
-		if err != nil {
-			return err
-		}
-		return pack(ctx, dir, all, images, args[2])
-	}
-	return fmt.Errorf("%q is neither static nor package", args[0])
-}
-
-// pack writes the chart's archive into a folder, with the images of a release unless they are nil.
-func pack(ctx context.Context, from string, all crds, images *pinned, to string) error {
-	c, err := loadChart(ctx, from, all, images)
-	if err != nil {
 		return err
 	}
+	return fmt.Errorf("%q is neither generate nor package", args[0])
+}
+
+// pack writes the chart's archive into a folder, with the images of a release unless they are nil, and returns
+// the archive's path.
+func pack(from string, images *pinned, to string) (string, error) {
+	c, err := loadChart(from, images)
+	if err != nil {
+		return "", err
+	}
 	if images != nil && c.Metadata.AppVersion != images.Version {
-		return fmt.Errorf("Chart.yaml: appVersion is %s, and the release %s: set the version first (docs/versions.md)", c.Metadata.AppVersion, images.Version)
+		return "", fmt.Errorf("Chart.yaml: appVersion is %s, and the release %s: set the version first (docs/versions.md)",
+			c.Metadata.AppVersion, images.Version)
 	}
-	path, err := chartutil.Save(c, to)
-	if err == nil {
-		fmt.Println(filepath.Clean(path))
-	}
-	return err
+	return chartutil.Save(c, to)
 }

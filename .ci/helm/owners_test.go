@@ -74,5 +74,5 @@ func TestJobAfterUninstallationToleratesOurTaints(t *testing.T) {
 		}, keys)
 		return
 	}
-	t.Fatal("the chart of NFD has no such Job any more: correct docs/moving.md")
+	t.Fatal("the chart of NFD has no such Job any more: correct docs/manifests-to-operator.md")
 }

@@ -51,19 +51,26 @@ func readPinned(path string) (*pinned, error) {
 // digestsFile is the file of the chart of a release with the digests of its images.
 const digestsFile = "files/digests.yaml"
 
-// write adds the images to the files of the chart, and returns them. It replaces the line of
-// values.yaml with the registry, so that the comments stay as they are. The digests are no values:
-// helm upgrade --reuse-values would keep those of the release before.
+// repositoryLines are the lines of the chart's files with the registry of its images: the value itself, with its
+// comments, and the default that templates read.
+var repositoryLines = map[string]string{
+	"values.yaml":       "\n  repository: gpuready\n",
+	"files/values.json": "\n   \"repository\": \"gpuready\",\n",
+}
+
+// write adds the images to the files of the chart, and returns them. The digests are no values: helm upgrade
+// --reuse-values would keep those of the release before.
 func (p *pinned) write(files []*archive.BufferedFile) ([]*archive.BufferedFile, error) {
-	at := slices.IndexFunc(files, func(f *archive.BufferedFile) bool { return f.Name == "values.yaml" })
-	if at < 0 {
-		return nil, fmt.Errorf("the chart has no values.yaml")
+	for name, old := range repositoryLines {
+		at := slices.IndexFunc(files, func(f *archive.BufferedFile) bool { return f.Name == name })
+		if at < 0 {
+			return nil, fmt.Errorf("the chart has no %s", name)
+		}
+		if n := bytes.Count(files[at].Data, []byte(old)); n != 1 {
+			return nil, fmt.Errorf("%s has the line %q %d times, not once: adapt pinned.write", name, strings.TrimSpace(old), n)
+		}
+		files[at].Data = bytes.Replace(files[at].Data, []byte(old), []byte(strings.Replace(old, "gpuready", p.Registry, 1)), 1)
 	}
-	const old = "\n  repository: gpuready\n"
-	if n := bytes.Count(files[at].Data, []byte(old)); n != 1 {
-		return nil, fmt.Errorf("values.yaml has the line %q %d times, not once: adapt pinned.write", strings.TrimSpace(old), n)
-	}
-	files[at].Data = bytes.Replace(files[at].Data, []byte(old), []byte("\n  repository: "+p.Registry+"\n"), 1)
 	digests := []byte("# The images of this release; operator.digests has other ones.\n")
 	for _, name := range slices.Sorted(maps.Keys(p.Digests)) {
 		digests = fmt.Appendf(digests, "%s: %s\n", name, p.Digests[name])

@@ -46,18 +46,13 @@ func toYAML(t *testing.T, o object) string {
 func TestTheChartOfAReleaseDeploysItsDigests(t *testing.T) {
 	p, err := readPinned(images(t))
 	require.NoError(t, err)
-	all, err := readCRDsFromManifest("../../deployments/static/operator.yaml")
-	require.NoError(t, err)
 	var archives [2][]byte
 	for i := range archives {
-		to := t.TempDir()
-		require.NoError(t, pack(t.Context(), dir, all, p, to))
-		files, err := filepath.Glob(to + "/*.tgz")
+		path, err := pack(dir, p, t.TempDir())
 		require.NoError(t, err)
-		require.Len(t, files, 1)
-		archives[i], err = os.ReadFile(files[0])
+		archives[i], err = os.ReadFile(path)
 		require.NoError(t, err)
-		c, err := loader.LoadFile(files[0])
+		c, err := loader.LoadFile(path)
 		require.NoError(t, err)
 		for _, o := range renderLoaded(t, c, "") {
 			if o["kind"] == "Deployment" && o["metadata"].(object)["name"] == "gpuready-operator" {
@@ -93,22 +88,18 @@ func operatorImage(t *testing.T, c *chart.Chart, values object) string {
 // Helm's flag --reuse-values takes the values of the chart that is installed, defaults included, in
 // place of the new chart's.
 func TestReusedValuesDoNotKeepTheImagesOfTheReleaseBefore(t *testing.T) {
-	all, err := readCRDsFromManifest("../../deployments/static/operator.yaml")
-	require.NoError(t, err)
 	p, err := readPinned(images(t))
 	require.NoError(t, err)
-	before, err := loadChart(t.Context(), dir, all, p)
+	before, err := loadChart(dir, p)
 	require.NoError(t, err)
 	p.Digests["operator"] = "sha256:" + strings.Repeat("f", 64)
-	next, err := loadChart(t.Context(), dir, all, p)
+	next, err := loadChart(dir, p)
 	require.NoError(t, err)
 	next.Values = before.Values
 	require.Equal(t, "registry.example.com/gpu/ready/operator@"+p.Digests["operator"], operatorImage(t, next, nil))
 }
 
 func TestValuesOfNVIDIAsChartGetTheImagesOfTheRelease(t *testing.T) {
-	all, err := readCRDsFromManifest("../../deployments/static/operator.yaml")
-	require.NoError(t, err)
 	p, err := readPinned(images(t))
 	require.NoError(t, err)
 	want := "registry.example.com/gpu/ready/operator@" + p.Digests["operator"]
@@ -117,11 +108,11 @@ func TestValuesOfNVIDIAsChartGetTheImagesOfTheRelease(t *testing.T) {
 		{"repository": "nvcr.io/nvidia"},
 		{"repository": nil, "digests": nil},
 	} {
-		c, err := loadChart(t.Context(), dir, all, p)
+		c, err := loadChart(dir, p)
 		require.NoError(t, err)
 		require.Equal(t, want, operatorImage(t, c, object{"operator": operator}), operator)
 	}
-	c, err := loadChart(t.Context(), dir, all, p)
+	c, err := loadChart(dir, p)
 	require.NoError(t, err)
 	own := "sha256:" + strings.Repeat("e", 64)
 	require.Equal(t, "registry.example.com/gpu/ready/operator@"+own, operatorImage(t, c, object{"operator": object{"digests": object{"operator": own}}}))
@@ -141,7 +132,6 @@ func TestImagesOfAReleaseAreChecked(t *testing.T) {
 	p, err := readPinned(images(t))
 	require.NoError(t, err)
 	p.Version = "v0.0.1"
-	all, err := readCRDsFromManifest("../../deployments/static/operator.yaml")
-	require.NoError(t, err)
-	require.ErrorContains(t, pack(t.Context(), dir, all, p, t.TempDir()), "set the version first")
+	_, err = pack(dir, p, t.TempDir())
+	require.ErrorContains(t, err, "set the version first")
 }

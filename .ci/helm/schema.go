@@ -96,14 +96,14 @@ type foreignValue struct {
 
 // sources are the files that the schemas are made from.
 type sources struct {
-	crds                                crds
+	policy                              []byte // the CustomResourceDefinition of ClusterPolicy
 	values, nvidiaValues, ignoredFields []byte
 }
 
 // newSchemas returns the schemas. Values that the policy has by the same name have the policy's
 // schema; the others have one derived from values.yaml.
 func newSchemas(from sources) (*chartSchemas, error) {
-	spec, err := policySpec(from.crds.policy)
+	spec, err := policySpec(from.policy)
 	if err != nil {
 		return nil, err
 	}

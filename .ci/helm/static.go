@@ -1,14 +1,11 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
-
-	"go.yaml.in/yaml/v3"
 )
 
 // staticNamespace is the namespace of the static manifests.
@@ -41,8 +38,10 @@ var released = regexp.MustCompile(`(?m)^ +app\.kubernetes\.io/(name|instance|ver
 
 // writeStatic renders the chart in folder from, and writes manifests of deployments/static to folder to.
 // Manifests that the chart has no template for are not touched.
-func writeStatic(ctx context.Context, from string, all crds, to string) error {
-	files, err := renderStatic(ctx, from, all, map[string]any{"migManager": map[string]any{"enabled": true}, "dcgmExporter": map[string]any{"enablePodLabels": true}})
+func writeStatic(from, to string) error {
+	files, err := renderStatic(from, map[string]any{
+		"migManager": map[string]any{"enabled": true}, "dcgmExporter": map[string]any{"enablePodLabels": true},
+	})
 	if err != nil {
 		return err
 	}
@@ -52,12 +51,12 @@ func writeStatic(ctx context.Context, from string, all crds, to string) error {
 		}
 	}
 	documents := []string{namespace}
-	for _, crd := range [][]byte{all.policy, all.driver} {
-		definition, err := own(crd)
+	for _, name := range []string{policyFile, driverFile} {
+		definition, err := os.ReadFile(filepath.Join(from, name))
 		if err != nil {
 			return err
 		}
-		documents = append(documents, definition)
+		documents = append(documents, string(definition))
 	}
 	for _, part := range parts {
 		text, is := files["gpuready/templates/"+part]
@@ -80,7 +79,7 @@ func writeStatic(ctx context.Context, from string, all crds, to string) error {
 		return err
 	}
 	for _, e := range examples {
-		files, err := renderStatic(ctx, from, all, e.values)
+		files, err := renderStatic(from, e.values)
 		if err != nil {
 			return fmt.Errorf("%s: %w", e.name, err)
 		}
@@ -94,29 +93,8 @@ func writeStatic(ctx context.Context, from string, all crds, to string) error {
 	return nil
 }
 
-// own returns the CustomResourceDefinition with the label that marks it as installed by us:
-// definitions installed by others are left alone. Long lines stay whole, so that a message
-// can be searched for.
-func own(crd []byte) (string, error) {
-	var document yaml.Node
-	if err := yaml.Unmarshal(crd, &document); err != nil {
-		return "", fmt.Errorf("CustomResourceDefinition: %w", err)
-	}
-	var b strings.Builder
-	encoder := yaml.NewEncoder(&b)
-	encoder.SetIndent(2)
-	encoder.CompactSeqIndent()
-	if err := encoder.Encode(&document); err != nil {
-		return "", fmt.Errorf("CustomResourceDefinition: %w", err)
-	}
-	return named.ReplaceAllString(b.String(), "\n  labels:\n    app.kubernetes.io/part-of: gpuready$1"), nil
-}
-
-// named matches the name of a definition.
-var named = regexp.MustCompile(`(\n  name: [a-z]+\.nvidia\.com\n)`)
-
-func renderStatic(ctx context.Context, dir string, all crds, values map[string]any) (map[string]string, error) {
-	c, err := loadChart(ctx, dir, all, nil)
+func renderStatic(dir string, values map[string]any) (map[string]string, error) {
+	c, err := loadChart(dir, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -144,16 +122,16 @@ var blank = regexp.MustCompile(`\n([ \t]*\n)+`)
 
 const about = `# The operator: its CustomResourceDefinitions, its Deployment, its rights, and those of the
 # agents that it runs on nodes. Then apply a ClusterPolicy, such as examples/clusterpolicy.yaml.
-# It needs the labels of Node Feature Discovery. See docs/helm.md.
+# It needs the labels of Node Feature Discovery. See docs/install.md.
 `
 
 const aboutMIG = `# The rights of NVIDIA's MIG manager, on its own node. Apply it beside operator.yaml, or beside the
-# OLM bundle, before a ClusterPolicy that has migManager.enabled. See docs/operator-states.md.
+# OLM bundle, before a ClusterPolicy that has migManager.enabled. See docs/operator.md.
 `
 
 const aboutExporter = `# The right of NVIDIA's exporter of DCGM's metrics to read pods. Apply it beside operator.yaml, or
 # beside the OLM bundle, for a ClusterPolicy that has dcgmExporter.enablePodLabels or enablePodUID.
-# See docs/operator-states.md.
+# See docs/operator.md.
 `
 
 const namespace = `apiVersion: v1

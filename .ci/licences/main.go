@@ -1,5 +1,6 @@
 // Licences writes THIRD_PARTY.md: the Go modules that are linked into programs, with their
-// versions and licences. It finds the licence of a module by its text in the module cache.
+// versions and licences, the charts of others, and the notice of nvml.h. It finds the licence of a
+// module by its text in the module cache.
 //
 //	go run . ../.. ./operator ./toolkit
 //
@@ -64,7 +65,63 @@ func run(root string, programs []string) error {
 	if refused {
 		return errRefused
 	}
+	others, err := charts(root)
+	if err != nil {
+		return err
+	}
+	b.WriteString(others)
+	header, err := nvmlNotice(all)
+	if err != nil {
+		return err
+	}
+	b.WriteString(header)
 	return os.WriteFile(filepath.Join(root, "THIRD_PARTY.md"), b.Bytes(), 0o644)
+}
+
+// nvmlHeader is the header in go-nvml that has a notice of its own, beside the module's licence.
+const nvmlHeader = "pkg/nvml/nvml.h"
+
+// nvmlNotice returns the section with the notice of nvml.h, word by word, as the notice itself requires
+// of the documentation of programs that use the file.
+func nvmlNotice(all []module) (string, error) {
+	i := slices.IndexFunc(all, func(m module) bool { return m.path == "github.com/NVIDIA/go-nvml" })
+	if i < 0 {
+		return "", errors.New("github.com/NVIDIA/go-nvml is not linked: remove the notice of nvml.h from .ci/licences")
+	}
+	text, err := os.ReadFile(filepath.Join(all[i].dir, nvmlHeader))
+	if err != nil {
+		return "", err
+	}
+	notice, err := noticeOf(string(text))
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", nvmlHeader, err)
+	}
+	return nvmlHead + "\n" + notice, nil
+}
+
+const nvmlHead = `
+## nvml.h
+
+The header ` + "`nvml.h`" + ` of the module go-nvml has a notice of its own. It is compiled into the programs that use cgo
+(` + "`gpu-device-plugin`, `gpu-toolkit`, `gpu-validator`, `gpusim`" + `) and into the simulator's ` + "`libnvidia-ml`" + ` and ` + "`nvidia-smi`" + `.
+The stubs of that library, ` + "`simulator/nvml/stubs.c`" + `, are generated from it. The file itself is not in this repository.
+`
+
+// noticeOf returns the first comment with a copyright line, indented for Markdown.
+func noticeOf(header string) (string, error) {
+	for _, comment := range strings.Split(header, "/*")[1:] {
+		comment, _, closed := strings.Cut(comment, "*/")
+		if !closed || !strings.Contains(comment, "Copyright") {
+			continue
+		}
+		var b strings.Builder
+		for line := range strings.Lines(strings.Trim(comment, "\n ")) {
+			line = strings.TrimPrefix(strings.TrimPrefix(strings.TrimSpace(line), "*"), " ")
+			b.WriteString(strings.TrimRight("    "+line, " ") + "\n")
+		}
+		return b.String(), nil
+	}
+	return "", errors.New("no comment has a copyright line: read the file, and correct .ci/licences")
 }
 
 const head = "# Third-party software\n\n" +

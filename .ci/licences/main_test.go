@@ -35,3 +35,36 @@ func TestLicenceIsFoundByItsText(t *testing.T) {
 		}
 	}
 }
+
+func TestNoticeOfAHeaderIsItsCommentWithTheCopyright(t *testing.T) {
+	got, err := noticeOf("/*** VERSION ***/\n/*\n * Copyright 2026 A\n *\n *  1. Keep this.\n */\n/* Copyright 2027 B */\n")
+	if want := "    Copyright 2026 A\n\n     1. Keep this.\n"; err != nil || got != want {
+		t.Errorf("%q, %v, want %q", got, err, want)
+	}
+	if _, err := noticeOf("/* a header */ int f(void);"); err == nil || !strings.Contains(err.Error(), "no comment has a copyright line") {
+		t.Errorf("error %v", err)
+	}
+}
+
+func TestChartsOfOthersAreListedWithTheirLicence(t *testing.T) {
+	root := t.TempDir()
+	dir := filepath.Join(root, chartFolder, "theirs")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string]string{"LICENSE": isc, "Chart.yaml": "name: theirs\nversion: 0.2.1\nappVersion: v1.2.3\n"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := charts(root)
+	if want := "| [theirs](" + chartFolder + "/theirs) | v1.2.3 | ISC |\n"; err != nil || !strings.HasSuffix(got, want) {
+		t.Errorf("%q, %v, want %q", got, err, want)
+	}
+	if err := os.Remove(filepath.Join(dir, "LICENSE")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := charts(root); err == nil || !strings.Contains(err.Error(), "no licence was found") {
+		t.Errorf("error %v", err)
+	}
+}

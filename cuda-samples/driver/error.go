@@ -59,7 +59,7 @@ func (e *Error) Error() string {
 	}
 	if len(e.Refused) > 0 {
 		return s + ": no permission to open " + strings.Join(e.Refused, ", ") +
-			"; mounting /dev/nvidia* alone is not enough, the device cgroup must allow it: let the container runtime inject the GPU (CDI), or give the user access to the nodes"
+			"; mounting /dev/nvidia* alone is not enough, the device cgroup must allow it; let the container runtime inject the GPU (CDI), or give the user access to the nodes"
 	}
 	if next := e.action(); next != "" {
 		s += "; " + next

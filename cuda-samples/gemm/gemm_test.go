@@ -149,7 +149,7 @@ func TestWrongUsageIsExplained(t *testing.T) {
 		"--m is -1: it must be from 1 to 8192":      {"--m", "-1"},
 		"--k is 8193: it must be from 1 to 8192":    {"--k", "8193"},
 		`--only is "fp64": it must be fp32 or bf16`: {"--only", "fp64"},
-		`invalid argument "many" for "--n" flag`:    {"--n", "many"},
+		`--n: "many" is not a number`:               {"--n", "many"},
 	} {
 		var stdout, stderr bytes.Buffer
 		require.Equal(t, 2, gemm().Start(t.Context(), args, func(string) string { return "" }, &stdout, &stderr))

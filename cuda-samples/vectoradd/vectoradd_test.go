@@ -159,7 +159,7 @@ func TestWrongUsageIsExplained(t *testing.T) {
 		"--timeout is -1s: it must be positive":      {"--timeout", "-1s"},
 		"--for is -1s, --every is 1s: they must not": {"--for", "-1s"},
 		`unexpected argument "now"`:                  {"now"},
-		"unknown flag: --fast":                       {"--fast"},
+		"unknown flag --fast":                        {"--fast"},
 	} {
 		var stdout, stderr bytes.Buffer
 		require.Equal(t, 2, vectoradd().Start(t.Context(), args, func(string) string { return "" }, &stdout, &stderr))

@@ -39,6 +39,6 @@ endif
 		--repository '$(IMAGE_REPOSITORY)' --base '$(IMAGE_BASE)' $(IMAGE_ARGS)
 
 # Not stamped with the commit, since images depend on it.
-$(IMAGE_TOOL): $(shell find deployments/images/build internal/config internal/version -name '*.go' ! -name '*_test.go') internal/version/VERSION go.mod go.sum | packages-images
+$(IMAGE_TOOL): $(shell find deployments/images/build internal/cmdline internal/config internal/suggest internal/version -name '*.go' ! -name '*_test.go') internal/version/VERSION go.mod go.sum | packages-images
 	@echo '  build $@'
-	$(Q)CGO_ENABLED=0 GOOS= GOARCH= $(GO) build -trimpath -buildvcs=false -ldflags '-s -w' -o $@ ./deployments/images/build
+	$(Q)CGO_ENABLED=0 GOOS= GOARCH= $(GO) build -buildvcs=false -ldflags '-s -w' -o $@ ./deployments/images/build

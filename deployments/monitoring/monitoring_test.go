@@ -4,7 +4,7 @@ package monitoring
 
 import (
 	"encoding/json"
-	"log/slog"
+	"maps"
 	"os"
 	"regexp"
 	"slices"
@@ -15,63 +15,23 @@ import (
 	"github.com/stretchr/testify/require"
 	"sigs.k8s.io/yaml"
 
-	"github.com/gpuready/gpuready/deviceplugin/compare"
 	"github.com/gpuready/gpuready/deviceplugin/mps"
 	deviceplugin "github.com/gpuready/gpuready/deviceplugin/plugin"
-	"github.com/gpuready/gpuready/deviceplugin/telemetry"
 	dra "github.com/gpuready/gpuready/dra/plugin"
-	"github.com/gpuready/gpuready/internal/metricsserver"
 	"github.com/gpuready/gpuready/internal/nodestate"
 	operator "github.com/gpuready/gpuready/operator/metrics"
 	toolkit "github.com/gpuready/gpuready/toolkit/daemon"
-	validator "github.com/gpuready/gpuready/validator/daemon"
-	"github.com/gpuready/gpuready/validator/kube"
-	"github.com/gpuready/gpuready/validator/nodestatus"
-	"github.com/gpuready/gpuready/validator/workload"
 )
 
 // metricLabels are the labels of every metric of the programs, by name.
 type metricLabels map[string][]string
 
-func (s metricLabels) Register(c prometheus.Collector) error { s.MustRegister(c); return nil }
-func (s metricLabels) Unregister(prometheus.Collector) bool  { return false }
-
-// descPattern matches a printed prometheus.Desc, which is the only way to its labels.
-var descPattern = regexp.MustCompile(`fqName: "([^"]+)".*variableLabels: \{([^}]*)\}`)
-
-func (s metricLabels) MustRegister(collectors ...prometheus.Collector) {
-	for _, c := range collectors {
-		descs := make(chan *prometheus.Desc)
-		go func() { defer close(descs); c.Describe(descs) }()
-		for d := range descs {
-			m := descPattern.FindStringSubmatch(d.String())
-			s[m[1]] = slices.DeleteFunc(strings.Split(m[2], ","), func(l string) bool { return l == "" })
-		}
-	}
-}
-
 func allMetrics(t *testing.T) metricLabels {
 	s := metricLabels{"up": nil}
-	deviceplugin.NewMetrics().Register(s)
-	mps.NewMetrics(s)
-	toolkit.NewMetrics(s)
-	validator.NewMetrics(s)
-	nodestatus.NewMetrics(s)
-	kube.NewNodeReader(kube.NodeReaderConfig{}, s)
-	workload.New(workload.Config{}, slog.New(slog.DiscardHandler), s)
-	workload.NewDriverPod(workload.Config{}, slog.New(slog.DiscardHandler), s)
-	compare.New(compare.Config{}, s)
-	s.MustRegister(telemetry.NewCollector(telemetry.Config{}))
-	operator.New(s)
-	dra.NewMetrics().Register(s)
-	own, err := metricsserver.NewRegistry().Gather()
-	require.NoError(t, err)
-	for _, f := range own {
-		var labels []string
-		for _, l := range f.GetMetric()[0].GetLabel() {
-			labels = append(labels, l.GetName())
+	for _, c := range components(t) {
+		for _, m := range c.metrics {
+			s[m.name] = m.labels
 		}
-		s[f.GetName()] = labels
 	}
 	return s
 }
@@ -99,7 +59,7 @@ var (
 	selector = regexp.MustCompile(`([a-z_]+)(\{[^}]*\})?`)
 	matcher  = regexp.MustCompile(`([a-z_]+) *(?:=~|!~|!=|=)`)
 	grouping = regexp.MustCompile(`\b(by|on|group_left|ignoring|without) *\(([^)]*)\)`)
-	words    = []string{"sum", "avg", "max", "count", "rate", "increase", "histogram_quantile", "vector", "time", "or", "unless", "and", "by", "on", "group_left", "ignoring", "label_values"}
+	words    = []string{"sum", "avg", "max", "count", "rate", "increase", "histogram_quantile", "vector", "time", "min", "or", "unless", "and", "by", "on", "group_left", "ignoring", "label_replace", "label_values"}
 )
 
 // findUnknown returns the unknown names in an expression.
@@ -177,6 +137,16 @@ type rules struct {
 	} `json:"spec"`
 }
 
+func readRules(t *testing.T) rules {
+	t.Helper()
+	data, err := os.ReadFile("rules.yaml")
+	require.NoError(t, err)
+	var r rules
+	require.NoError(t, yaml.UnmarshalStrict(data, &r))
+	require.Equal(t, "monitoring.coreos.com/v1 PrometheusRule", r.APIVersion+" "+r.Kind)
+	return r
+}
+
 type metadata struct {
 	Name      string            `json:"name"`
 	Namespace string            `json:"namespace"`
@@ -236,14 +206,8 @@ func TestCountersStartAtZero(t *testing.T) {
 var inText = regexp.MustCompile(`\{\{ \$labels\.([a-z]+) \}\}`)
 
 func TestAlertsUseKnownMetricsAndHaveARemedy(t *testing.T) {
-	data, err := os.ReadFile("rules.yaml")
-	require.NoError(t, err)
-	var r rules
-	require.NoError(t, yaml.UnmarshalStrict(data, &r))
-	require.Equal(t, "monitoring.coreos.com/v1 PrometheusRule", r.APIVersion+" "+r.Kind)
+	r := readRules(t)
 	s, seen := allMetrics(t), map[string]bool{}
-	docs, err := os.ReadFile("../../docs/monitoring.md")
-	require.NoError(t, err)
 	for _, g := range r.Spec.Groups {
 		for _, a := range g.Rules {
 			require.False(t, seen[a.Alert], "%s: twice", a.Alert)
@@ -253,7 +217,6 @@ func TestAlertsUseKnownMetricsAndHaveARemedy(t *testing.T) {
 			require.Contains(t, []string{"info", "warning", "critical"}, a.Labels["severity"], a.Alert)
 			require.NotEmpty(t, a.Annotations["summary"], a.Alert)
 			require.NotEmpty(t, a.Annotations["description"], a.Alert)
-			require.Contains(t, string(docs), "\n| `"+a.Alert+"` | "+a.Labels["severity"]+" |", "docs/monitoring.md")
 			name := regexp.MustCompile(`(gpuready_[a-z_]+|\bup\b)`).FindString(a.Expr)
 			own, _ := s.labels(name)
 			for _, m := range inText.FindAllStringSubmatch(a.Annotations["summary"]+a.Annotations["description"], -1) {
@@ -262,9 +225,6 @@ func TestAlertsUseKnownMetricsAndHaveARemedy(t *testing.T) {
 		}
 	}
 	require.NotEmpty(t, seen)
-	for _, m := range regexp.MustCompile("\n\\| `(GPU[A-Za-z]+)` ").FindAllStringSubmatch(string(docs), -1) {
-		require.True(t, seen[m[1]], "%s is documented, and there is none", m[1])
-	}
 }
 
 func TestPanelsUseKnownMetrics(t *testing.T) {
@@ -277,6 +237,11 @@ func TestPanelsUseKnownMetrics(t *testing.T) {
 			Type    string
 			GridPos struct{ X, Y, W, H int }
 			Targets []struct{ Expr, LegendFormat string }
+
+			FieldConfig     struct{ Defaults struct{ Unit string } }
+			Transformations []struct {
+				Options struct{ RenameByName map[string]string }
+			}
 		}
 		Templating struct {
 			List []struct {
@@ -299,10 +264,16 @@ func TestPanelsUseKnownMetrics(t *testing.T) {
 			}
 		}
 		require.Equal(t, p.Type == "row", len(p.Targets) == 0, p.Title)
+		require.Equal(t, p.Type == "row", p.FieldConfig.Defaults.Unit == "", "%s: the unit", p.Title)
+		require.Equal(t, p.Type == "table", len(p.Transformations) == 1, p.Title)
 		for _, target := range p.Targets {
 			require.Empty(t, s.findUnknown(target.Expr), p.Title)
 			for _, l := range regexp.MustCompile(`\{\{([a-z_]+)\}\}`).FindAllStringSubmatch(target.LegendFormat, -1) {
 				require.Contains(t, s.resultLabels(target.Expr), l[1], "%s: %s", p.Title, target.LegendFormat)
+			}
+			for _, table := range p.Transformations {
+				labels := slices.DeleteFunc(slices.Collect(maps.Keys(table.Options.RenameByName)), func(l string) bool { return l == "Value" })
+				require.ElementsMatch(t, s.resultLabels(target.Expr), labels, "%s: the columns are the labels, and each has a name", p.Title)
 			}
 		}
 	}
@@ -339,36 +310,6 @@ func (s metricLabels) resultLabels(expr string) []string {
 		}
 	}
 	return all
-}
-
-// Every metric has a line in the documentation with exactly its labels, and every line
-// describes a metric.
-func TestEveryMetricIsDocumented(t *testing.T) {
-	documented := map[string][]string{}
-	for _, page := range []string{"monitoring.md", "device-plugin.md"} {
-		docs, err := os.ReadFile("../../docs/" + page)
-		require.NoError(t, err)
-		for _, line := range regexp.MustCompile("(?m)^\\| `(gpuready_[a-z_]+)` \\|([^|]*)\\|").FindAllStringSubmatch(string(docs), -1) {
-			names, _, _ := strings.Cut(line[2], ":") // of the labels; values may follow
-			labels := []string{}
-			for _, l := range regexp.MustCompile("`([a-z_]+)`").FindAllStringSubmatch(names, -1) {
-				labels = append(labels, l[1])
-			}
-			documented[line[1]] = labels
-		}
-	}
-	metricLabels := map[string][]string{}
-	for name, labels := range allMetrics(t) {
-		if strings.HasPrefix(name, "gpuready_") {
-			metricLabels[name] = append([]string{}, labels...)
-		}
-	}
-	for name := range documented {
-		if _, is := metricLabels[name]; !is && strings.HasPrefix(name, "gpuready_mps_") {
-			delete(documented, name) // made where they are used
-		}
-	}
-	require.Equal(t, metricLabels, documented)
 }
 
 func TestPodMonitorSelectsThePodsOfTheManifests(t *testing.T) {

@@ -49,7 +49,7 @@ func TestWrongUseIsRefusedByFlag(t *testing.T) {
 		signed + "--identity a":          "either --key, or --identity and --issuer",
 		signed + "--key a --identity b":  "either --key, or --identity and --issuer",
 		signed + "--key a --issuer b":    "either --key, or --identity and --issuer",
-		signed + "--key a --issuer b -x": "unknown shorthand",
+		signed + "--key a --issuer b -x": "unknown flag -x",
 		signed + "--key a -o yaml":       "--output",
 		signed + "--key a more":          "takes no arguments",
 	} {

@@ -70,7 +70,7 @@ bin/tools/chart: $(wildcard .ci/helm/*.go) .ci/helm/go.mod
 bin/tools/bundle: $(wildcard .ci/olm/*.go) .ci/olm/go.mod
 bin/tools/chart bin/tools/bundle: bin/tools/%: | packages-build
 	@echo '  build $@ (minutes, the first time)'
-	$(Q)cd .ci/$(if $(filter chart,$*),helm,olm) && CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags '-s -w' -o $(abspath $@) .
+	$(Q)cd .ci/$(if $(filter chart,$*),helm,olm) && CGO_ENABLED=0 $(GO) build -buildvcs=false -ldflags '-s -w' -o $(abspath $@) .
 
 # The programs in the image of a catalog.
 CATALOG_TAGS := grpcnotrace,containers_image_openpgp,containers_image_docker_daemon_stub,containers_image_storage_stub,exclude_graphdriver_btrfs,exclude_graphdriver_devicemapper
@@ -85,17 +85,17 @@ bin/catalog/%: .ci/catalog/go.mod | packages-build
 # Not stamped with the commit: what it makes depends on the release alone.
 $(RELEASE_TOOL): $(shell find deployments/release deployments/images/build/rootfs internal/program internal/config -name '*.go' ! -name '*_test.go') go.mod go.sum | packages-build
 	@echo '  build $@'
-	$(Q)CGO_ENABLED=0 GOOS= GOARCH= $(GO) build -trimpath -buildvcs=false -ldflags '-s -w' -o $@ ./deployments/release
+	$(Q)CGO_ENABLED=0 GOOS= GOARCH= $(GO) build -buildvcs=false -ldflags '-s -w' -o $@ ./deployments/release
 
 # Programs of others, pinned by modules of their own: what signs releases, and a registry for those
 # that stay on this machine.
 $(BIN)/tools/cosign: .ci/cosign/go.mod
 	@echo '  build $@ (minutes, the first time)'
-	$(Q)cd .ci/cosign && CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags '-s -w' -o $(abspath $@) github.com/sigstore/cosign/v3/cmd/cosign
+	$(Q)cd .ci/cosign && CGO_ENABLED=0 $(GO) build -buildvcs=false -ldflags '-s -w' -o $(abspath $@) github.com/sigstore/cosign/v3/cmd/cosign
 
 $(BIN)/tools/registry: .ci/registry/go.mod .ci/registry/main.go
 	@echo '  build $@ (minutes, the first time)'
-	$(Q)cd .ci/registry && CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags '-s -w' -o $(abspath $@) .
+	$(Q)cd .ci/registry && CGO_ENABLED=0 $(GO) build -buildvcs=false -ldflags '-s -w' -o $(abspath $@) .
 
 bin/release/key/cosign.pub: | bin/tools/cosign
 	@mkdir -p $(@D)
@@ -109,7 +109,7 @@ release-sign: $(RELEASE_TOOL) bin/tools/cosign $(WITH_REGISTRY_NEEDS) ## sign a 
 
 # What was pulled runs on a cluster whose namespace admits nothing else, and in an emulator of arm64.
 verify-release: packages-build packages-cluster packages-release $(RELEASE_TOOL) $(addprefix bin/tools/,cosign helm) $(WITH_REGISTRY_NEEDS) ## verify a published release as a stranger would, and run it: chart, CUDA job, kubectl gpu, arm64
-	@$(GO) run $(TAGS) ./test/lab/cluster/tool build # not within the tests' time limit
+	@$(GO) run ./test/lab/cluster/tool build # not within the tests' time limit
 	@$(WITH_REGISTRY) $(MAKE) --no-print-directory verify-release-served
 
 verify-release-signed: $(RELEASE_TOOL) bin/tools/cosign $(WITH_REGISTRY_NEEDS) ## verify a published release as a stranger would, and run nothing of it
@@ -121,7 +121,7 @@ verify-release-signed-served:
 
 verify-release-served: verify-release-signed-served
 	GPUREADY_E2E='$(CURDIR)/bin' GPUREADY_RELEASE_REGISTRY='$(RELEASE_REGISTRY)' GPUREADY_RELEASE_DIR='$(CURDIR)/bin/release/verified' \
-		$(GO) test $(TAGS) -count=1 -v -timeout 20m -run '^Test(VerifiedReleaseRuns|ARM64ImagesRun)$$' $(E2E_ARGS) ./test/release
+		$(GO) test -count=1 -v -timeout 20m -run '^Test(VerifiedReleaseRuns|ARM64ImagesRun)$$' $(E2E_ARGS) ./test/release
 
 verify-release-olm: ## the same, but the real Operator Lifecycle Manager installs it from its catalog
 	@$(MAKE) --no-print-directory verify-release E2E_ARGS='-run TestOLMInstallsTheRelease $(E2E_ARGS)'

@@ -101,7 +101,7 @@ func renderOperands(t *testing.T) {
 	dir, err := os.MkdirTemp("", "operands")
 	require.NoError(t, err)
 	rendered = dir
-	out, err := exec.CommandContext(t.Context(), "go", "test", "-tags=grpcnotrace", "-count=1", "-run=^TestRenderMatchesGoldenFiles$",
+	out, err := exec.CommandContext(t.Context(), "go", "test", "-vet=off", "-count=1", "-run=^TestRenderMatchesGoldenFiles$",
 		"github.com/gpuready/gpuready/operator/state", "-args", "-rendered="+dir).CombinedOutput()
 	require.NoError(t, err, "%s", out)
 }

@@ -71,19 +71,7 @@ var hostFolders = map[string][]string{
 // operator renders from policies. A new folder must be added to the list, with its
 // reason.
 func TestHostFoldersAreThoseOfTheList(t *testing.T) {
-	all := workloads(t)
-	for _, file := range operands(t) {
-		text, err := os.ReadFile(file)
-		require.NoError(t, err)
-		for part := range strings.SplitSeq(string(text), "\n---\n") {
-			var d appsv1.DaemonSet
-			require.NoError(t, yaml.Unmarshal([]byte(strings.TrimPrefix(part, "---\n")), &d), file)
-			if d.Kind == "DaemonSet" {
-				all = append(all, workload{document: document{file: filepath.Base(file), name: d.Name}, pod: d.Spec.Template})
-			}
-		}
-	}
-	for _, w := range all {
+	for _, w := range everyWorkload(t) {
 		folders := map[string]string{}
 		for _, v := range w.pod.Spec.Volumes {
 			if v.HostPath != nil {
@@ -128,6 +116,35 @@ func TestHostFoldersAreThoseOfTheList(t *testing.T) {
 			for _, mounted := range []string{"/proc/sys", "/sys/kernel", "/dev/shm", "/run/nvidia/driver/proc", "/run/nvidia/mps/shm", "/var/lib/kubelet/pods"} {
 				require.Falsef(t, strings.HasPrefix(mounted, strings.TrimSuffix(folder, "/")+"/"), "%s has %s, in which there are file systems that read-only does not hold for", who, folder)
 			}
+		}
+	}
+}
+
+// everyWorkload returns the workloads of the manifests, and those that the operator renders.
+func everyWorkload(t *testing.T) []workload {
+	t.Helper()
+	all := workloads(t)
+	for _, file := range operands(t) {
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		for part := range strings.SplitSeq(string(text), "\n---\n") {
+			var d appsv1.DaemonSet
+			require.NoError(t, yaml.Unmarshal([]byte(strings.TrimPrefix(part, "---\n")), &d), file)
+			if d.Kind == "DaemonSet" {
+				all = append(all, workload{document: document{file: filepath.Base(file), name: d.Name}, pod: d.Spec.Template})
+			}
+		}
+	}
+	return all
+}
+
+// Without the annotation, kubectl logs and exec print which container they take.
+func TestPodsWithSeveralContainersNameTheirDefault(t *testing.T) {
+	for _, w := range everyWorkload(t) {
+		named := w.pod.Annotations["kubectl.kubernetes.io/default-container"]
+		names := func(c corev1.Container) bool { return c.Name == named }
+		if containers := w.containers(); len(containers) > 1 || named != "" {
+			require.True(t, slices.ContainsFunc(containers, names), "%s names %q as its container for kubectl", w, named)
 		}
 	}
 }

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	baseconfig "github.com/gpuready/gpuready/internal/config"
+	"github.com/gpuready/gpuready/internal/suggest"
 )
 
 // MIG strategies.
@@ -38,10 +38,10 @@ type Flags struct {
 	GDRCopyEnabled          *bool       `json:"gdrcopyEnabled,omitempty" doc:"Give containers GDRCopy. Default: false."`
 	GDSEnabled              *bool       `json:"gdsEnabled,omitempty" doc:"Give containers GPUDirect Storage. Default: false."`
 	MOFEDEnabled            *bool       `json:"mofedEnabled,omitempty" doc:"Give containers Mellanox OFED. Default: false."`
-	UseNodeFeatureAPI       *bool       `json:"useNodeFeatureAPI,omitempty" doc:"For the feature discovery, which shares the file. Means nothing here."`
+	UseNodeFeatureAPI       *bool       `json:"useNodeFeatureAPI,omitempty" doc:"For the feature discovery, which shares the file. No effect here."`
 	DeviceDiscoveryStrategy *string     `json:"deviceDiscoveryStrategy,omitempty" enum:"auto nvml tegra" doc:"How GPUs are found. tegra is refused: NVML does not know integrated GPUs. Default: auto."`
 	Plugin                  PluginFlags `json:"plugin" doc:"Settings of the device plugin alone."`
-	GFD                     GFDFlags    `json:"gfd" doc:"For the feature discovery, which shares the file. Means nothing here, but for noTimestamp."`
+	GFD                     GFDFlags    `json:"gfd" doc:"Settings of the feature discovery, which shares the file."`
 }
 
 // PluginFlags are the settings of the device plugin alone.
@@ -50,19 +50,19 @@ type PluginFlags struct {
 	DeviceListStrategy            StringList `json:"deviceListStrategy,omitempty" enum:"cdi-cri cdi-annotations envvar volume-mounts" doc:"How containers get their devices, one or several. Default: cdi-cri."`
 	DeviceIDStrategy              *string    `json:"deviceIDStrategy,omitempty" enum:"uuid index" doc:"What names a device to the container runtime. Default: uuid."`
 	CDIAnnotationPrefix           *string    `json:"cdiAnnotationPrefix,omitempty" doc:"Prefix of the annotations of cdi-annotations. Default: cdi.k8s.io/."`
-	NvidiaCTKPath                 *string    `json:"nvidiaCTKPath,omitempty" format:"path" doc:"Host path of the reference's CDI hook. Means nothing here: the toolkit writes the CDI specs. Default: /usr/bin/nvidia-ctk."`
-	ContainerDriverRoot           *string    `json:"containerDriverRoot,omitempty" format:"path" doc:"Where the reference's container has the driver's root. Means nothing here. Default: /driver-root."`
+	NvidiaCTKPath                 *string    `json:"nvidiaCTKPath,omitempty" format:"path" doc:"Host path of the reference's CDI hook. No effect here: the toolkit writes the CDI specs. Default: /usr/bin/nvidia-ctk."`
+	ContainerDriverRoot           *string    `json:"containerDriverRoot,omitempty" format:"path" doc:"Where the reference's container has the driver's root. No effect here. Default: /driver-root."`
 	SharedDevicesAllocationPolicy *string    `json:"sharedDevicesAllocationPolicy,omitempty" enum:"distributed packed" doc:"Which replicas and MIG devices are preferred: distributed over the GPUs, or packed onto few. Default: distributed."`
 }
 
 // GFDFlags are for the feature discovery, which shares the file with the device plugin.
 // They are decoded to find misspelt keys. Only NoTimestamp and MachineTypeFile are used.
 type GFDFlags struct {
-	Oneshot         *bool     `json:"oneshot,omitempty"`
-	NoTimestamp     *bool     `json:"noTimestamp,omitempty"`
-	SleepInterval   *Duration `json:"sleepInterval,omitempty"`
-	OutputFile      *string   `json:"outputFile,omitempty"`
-	MachineTypeFile *string   `json:"machineTypeFile,omitempty"`
+	Oneshot         *bool     `json:"oneshot,omitempty" doc:"No effect here."`
+	NoTimestamp     *bool     `json:"noTimestamp,omitempty" doc:"Leave out the label nvidia.com/gfd.timestamp. Default: false."`
+	SleepInterval   *Duration `json:"sleepInterval,omitempty" doc:"No effect here."`
+	OutputFile      *string   `json:"outputFile,omitempty" doc:"No effect here."`
+	MachineTypeFile *string   `json:"machineTypeFile,omitempty" doc:"File with the product name of the machine, for the label nvidia.com/gpu.machine. Default: /sys/class/dmi/id/product_name."`
 }
 
 // MIG returns the MIG strategy; the default is none.
@@ -202,7 +202,7 @@ func (p *problems) checkTags(v reflect.Value, at string, tag reflect.StructTag) 
 	case reflect.String:
 		text, known := v.String(), strings.Fields(tag.Get("enum"))
 		if len(known) > 0 && !slices.Contains(known, text) {
-			p.add(at, "%q is not known%s", text, baseconfig.Suggest(text, known))
+			p.add(at, "%q is not known%s", text, suggest.Known(text, known))
 		}
 		if tag.Get("format") == "path" && text != "" && !path.IsAbs(text) {
 			p.add(at, "path %q must be absolute", text)

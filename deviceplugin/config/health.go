@@ -5,10 +5,10 @@ import (
 	"time"
 )
 
-// Health overrides the table in docs/xids.md: what makes a device unhealthy, and
+// Health overrides the table in docs/reasons.md: what makes a device unhealthy, and
 // healthy again.
 type Health struct {
-	XIDs        []XIDRule  `json:"xids,omitempty" doc:"What to do on an XID, where the table in docs/xids.md says otherwise."`
+	XIDs        []XIDRule  `json:"xids,omitempty" doc:"What to do on an XID, where the table in docs/reasons.md says otherwise."`
 	UnknownXIDs *XIDPolicy `json:"unknownXIDs,omitempty" doc:"What to do on an XID that the table does not know. Default: unhealthy, recovery reset."`
 	QuietPeriod *Duration  `json:"quietPeriod,omitempty" doc:"How long a device whose recovery is quiet must have been without another such error, and then pass a probe. Default: 5m."`
 }

@@ -136,7 +136,7 @@ func valid(t *testing.T, data []byte) bool {
 }
 
 func TestEveryKeyIsDocumented(t *testing.T) {
-	docs, err := os.ReadFile("../../docs/device-plugin-configuration.md")
+	docs, err := os.ReadFile("../../docs/configuration.md")
 	require.NoError(t, err)
 	text, err := schema()
 	require.NoError(t, err)
@@ -148,8 +148,12 @@ func TestEveryKeyIsDocumented(t *testing.T) {
 }
 
 func TestDocumentationExamplesAreAccepted(t *testing.T) {
-	docs, err := os.ReadFile("../../docs/device-plugin-configuration.md")
-	require.NoError(t, err)
+	var docs []byte
+	for _, page := range []string{"configuration.md", "device-plugin.md"} {
+		text, err := os.ReadFile("../../docs/" + page)
+		require.NoError(t, err)
+		docs = append(docs, text...)
+	}
 	examples := regexp.MustCompile("(?s)```yaml\n(version: v1\n.*?)```").FindAllSubmatch(docs, -1)
 	require.Greater(t, len(examples), 4)
 	for _, example := range examples {

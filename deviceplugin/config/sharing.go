@@ -7,8 +7,8 @@ import (
 	"strconv"
 	"strings"
 
-	baseconfig "github.com/gpuready/gpuready/internal/config"
 	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/suggest"
 )
 
 // Bounds of replicas.
@@ -35,7 +35,7 @@ type Sharing struct {
 
 // Replicated lists the resources whose devices are advertised several times.
 type Replicated struct {
-	RenameByDefault            bool                 `json:"renameByDefault,omitempty" doc:"Advertise shared devices as <name>.shared, so that nobody gets one unasked. Default: false."`
+	RenameByDefault            bool                 `json:"renameByDefault,omitempty" doc:"Advertise shared devices as name.shared, so that nobody gets one unasked. Default: false."`
 	FailRequestsGreaterThanOne *bool                `json:"failRequestsGreaterThanOne,omitempty" doc:"Refuse a container that asks for more than one replica. Default: false with timeSlicing, true with mps."`
 	Resources                  []ReplicatedResource `json:"resources,omitempty" doc:"The resources that are shared. A resource may appear twice if both entries list devices and no device is in both."`
 }
@@ -208,7 +208,7 @@ func (p *problems) checkShared(path, name string, resources Resources) {
 	case strings.HasSuffix(name, sharedSuffix) && (isWellKnown(strings.TrimSuffix(name, sharedSuffix)) || slices.Contains(names, strings.TrimSuffix(name, sharedSuffix))):
 		p.add(path+".name", "%s is the name of the replicas; write name: %s and rename: %s", name, strings.TrimSuffix(name, sharedSuffix), name)
 	default:
-		p.add(path+".name", "there is no resource %s%s", name, baseconfig.Suggest(name, append(names, prefix+"mig-<profile>")))
+		p.add(path+".name", "there is no resource %s%s", name, suggest.Known(name, append(names, prefix+"mig-<profile>")))
 	}
 }
 

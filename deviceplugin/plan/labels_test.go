@@ -2,10 +2,8 @@ package plan_test
 
 import (
 	"encoding/json"
-	"maps"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -171,9 +169,12 @@ func TestTimestampIsTheStartAndOptional(t *testing.T) {
 	require.NotContains(t, plan.Labels(off), "nvidia.com/gfd.timestamp")
 }
 
+// joined is a part of an NVLink fabric.
+var joined = gpu.Fabric{Cluster: [16]byte{0x7b, 0x96, 0x8a, 0x6d, 0xc8, 0xaa, 0x45, 0xe1, 0x9e, 7, 0xe1, 0xe5, 0x1b, 0xe9, 0x9c, 0x31}, Clique: 1}
+
 func TestCliqueIsCommonToAllGPUs(t *testing.T) {
 	n := labelInput(t, "version: v1", gputest.Node("h100-sxm", 3))
-	f := gpu.Fabric{Cluster: [16]byte{0x7b, 0x96, 0x8a, 0x6d, 0xc8, 0xaa, 0x45, 0xe1, 0x9e, 7, 0xe1, 0xe5, 0x1b, 0xe9, 0x9c, 0x31}, Clique: 1}
+	f := joined
 	n.Snapshot.Devices[0].Fabric, n.Snapshot.Devices[2].Fabric = f, f
 	require.Equal(t, "7b968a6d-c8aa-45e1-9e07-e1e51be99c31.1", plan.Labels(n)["nvidia.com/gpu.clique"])
 	f.Clique = 2
@@ -228,26 +229,5 @@ func TestUnknownVersionFormHasNoLabels(t *testing.T) {
 	s.Driver = gpu.Driver{Version: "devel", CUDAVersion: "13"}
 	for name := range labelsOf(t, "version: v1", s) {
 		require.NotContains(t, name, "cuda")
-	}
-}
-
-var ofProfile = regexp.MustCompile(`^nvidia\.com/mig-.*[0-9]gb(\.me)?\.`)
-
-func TestEveryLabelIsDocumented(t *testing.T) {
-	docs, err := os.ReadFile("../../docs/gpu-labels.md")
-	require.NoError(t, err)
-	seen := map[string]bool{"nvidia.com/gfd.timestamp": true, "nvidia.com/gpu.clique": true}
-	files, err := filepath.Glob("testdata/labels/*.golden")
-	require.NoError(t, err)
-	for _, file := range files {
-		data, err := os.ReadFile(file)
-		require.NoError(t, err)
-		for line := range strings.Lines(string(data)) {
-			name, _, _ := strings.Cut(line, "=")
-			seen[ofProfile.ReplaceAllString(name, "nvidia.com/mig-<profile>.")] = true
-		}
-	}
-	for _, name := range slices.Sorted(maps.Keys(seen)) {
-		require.Contains(t, string(docs), "`"+name+"`")
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/NVIDIA/go-gpuallocator/gpuallocator"
+
 	"github.com/gpuready/gpuready/deviceplugin/prefer"
 	"github.com/gpuready/gpuready/internal/gpu/gputest"
 )
@@ -42,6 +44,22 @@ func benchmarkPrefer(b *testing.B, c *prefer.Chooser, available []string, size i
 		if _, err := c.Prefer(available, nil, size); err != nil {
 			b.Fatal(err)
 		}
+	}
+}
+
+// BenchmarkReference measures the same requests with go-gpuallocator, with which NVIDIA's device plugin chooses.
+// That plugin reads the links in each request besides, which is left out. Use -benchtime=1x: a request for 3 of 16
+// takes minutes.
+func BenchmarkReference(b *testing.B) {
+	for _, size := range []int{2, 4, 8} {
+		list := allocatable(gputest.Node("dgx-2", 16))
+		b.Run(fmt.Sprintf("dgx-2/%d of 16", size), func(b *testing.B) {
+			for b.Loop() {
+				if chosen := gpuallocator.NewBestEffortPolicy().Allocate(list, nil, size); len(chosen) != size {
+					b.Fatalf("it chose %d GPUs of %d", len(chosen), size)
+				}
+			}
+		})
 	}
 }
 

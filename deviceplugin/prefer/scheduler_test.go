@@ -100,8 +100,8 @@ var nearFirst = [][]resourceapi.FullyQualifiedName{
 const numaNode = "resource.kubernetes.io/numaNode"
 
 // The scheduler takes the first devices that satisfy a claim. Of all sets of free GPUs and all sizes, the
-// golden file has how often that is as near as the plugin's exact search. docs/dra.md names the cases where
-// it is not.
+// golden file has how often that is as near as the plugin's exact search. docs/dra.md has the same table, and
+// names the cases where it is not.
 func TestTheSchedulerChoosesNearGPUs(t *testing.T) {
 	var report strings.Builder
 	fmt.Fprintf(&report, "%-16s %8s %18s %18s %8s\n", "machine", "requests", "without constraint", "claim-nvlink.yaml", "trace")
@@ -136,4 +136,6 @@ func TestTheSchedulerChoosesNearGPUs(t *testing.T) {
 		fmt.Fprintf(&report, "%-16s %8d %18s %18s %8s\n", m.name, asked, percent(plain, asked), percent(near, asked), fmt.Sprintf("%d/%d", served, ours))
 	}
 	golden.Require(t, "testdata/scheduler.txt", report.String())
+	golden.RequireSection(t, "../../docs/dra.md", "<!-- choices of the scheduler: made by go test ./deviceplugin/prefer -update -->\n",
+		"<!-- end of choices of the scheduler -->\n", "\n```\n"+report.String()+"```\n\n")
 }

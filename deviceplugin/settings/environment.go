@@ -1,5 +1,7 @@
 package settings
 
+import "github.com/gpuready/gpuready/deviceplugin/health"
+
 // Environment maps each flag to its environment variable. The variables of settings are those
 // of NVIDIA's device plugin.
 var Environment = map[string]string{
@@ -42,6 +44,60 @@ var Environment = map[string]string{
 	"mofed-enabled":                    "MOFED_ENABLED",
 	"imex-channel-ids":                 "IMEX_CHANNEL_IDS",
 	"imex-required":                    "IMEX_REQUIRED",
+}
+
+// xidVariables are the variables of settings that have no flag.
+var xidVariables = []struct{ name, path, example, usage string }{
+	{health.DisableVariable, "health.xids", "13,31", "XIDs to ignore, separated by commas, or all (xids is the same); it overrides the file"},
+	{health.EnableVariable, "health.xids", "48,79", "XIDs to heed in spite of that; it overrides both"},
+}
+
+// examples has an example of each flag's value, for docs/configuration.md. A flag without one is
+// refused with any value.
+var examples = map[string]string{
+	"config-file":                      "/etc/gpuready/device-plugin.yaml",
+	"config-dir":                       "/etc/gpuready/configs",
+	"config":                           "sliced",
+	"default-config":                   "plain",
+	"fallback-strategies":              "named,single,empty",
+	"node-label":                       "nvidia.com/device-plugin.config",
+	"unknown-keys":                     "warn",
+	"kubelet-socket":                   "/var/lib/k0s/kubelet/device-plugins/kubelet.sock",
+	"kubelet-timeout":                  "10m",
+	"host-root":                        "/host",
+	"driver-root":                      "/opt/driver",
+	"dev-root":                         "/",
+	"state-dir":                        "/run/gpuready",
+	"shadow":                           "true",
+	"shadow-interval":                  "30s",
+	"pod-resources-socket":             "/var/lib/k0s/kubelet/pod-resources/kubelet.sock",
+	"listen":                           "127.0.0.1:9402",
+	"dcgm-metrics":                     "true",
+	"serve":                            "dra",
+	"mig":                              "dynamic",
+	"node-name":                        "gpu-node-1",
+	"nfd-dir":                          "/etc/kubernetes/node-feature-discovery/features.d",
+	"log-format":                       "json",
+	"fail-on-init-error":               "false",
+	"mig-strategy":                     "mixed",
+	"device-discovery-strategy":        "nvml",
+	"device-list-strategy":             "cdi-annotations,envvar",
+	"device-id-strategy":               "index",
+	"pass-device-specs":                "true",
+	"shared-devices-allocation-policy": "packed",
+	"cdi-annotation-prefix":            "nvidia.cdi.k8s.io/",
+	"nvidia-cdi-hook-path":             "/usr/local/bin/nvidia-ctk",
+	"driver-root-ctr-path":             "/driver",
+	"mps-root":                         "/var/lib/mps",
+	"gdrcopy-enabled":                  "true",
+	"gds-enabled":                      "true",
+	"mofed-enabled":                    "true",
+	"imex-channel-ids":                 "0",
+	"imex-required":                    "true",
+	"once":                             "true",
+	"dry-run":                          "true",
+	"output":                           "json",
+	"version":                          "true",
 }
 
 // olderEnvironment maps flags to older variables that NVIDIA's device plugin still accepts.

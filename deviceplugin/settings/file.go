@@ -53,11 +53,12 @@ func (o *Options) addSettingFlags(f *pflag.FlagSet) {
 	text(&s.MigStrategy, "mig-strategy", "none", "how to advertise MIG devices: none, single or mixed")
 	text(&s.DeviceDiscoveryStrategy, "device-discovery-strategy", "auto", "how to find GPUs: auto or nvml, which are the same")
 	f.StringSliceVar((*[]string)(&p.DeviceListStrategy), "device-list-strategy", []string{"cdi-cri"}, "how containers get devices: cdi-cri, cdi-annotations, envvar, volume-mounts")
-	text(&p.DeviceIDStrategy, "device-id-strategy", "uuid", "what names a device to the NVIDIA container runtime: uuid or index")
-	toggle(&p.PassDeviceSpecs, "pass-device-specs", false, "pass device nodes besides")
+	text(&p.DeviceIDStrategy, "device-id-strategy", "uuid",
+		"what names a device to the NVIDIA container runtime: uuid or index; the kubelet's IDs and CDI names are UUIDs with either")
+	toggle(&p.PassDeviceSpecs, "pass-device-specs", false, "pass device nodes, too, for the kubelet's static CPU manager")
 	text(&p.SharedDevicesAllocationPolicy, "shared-devices-allocation-policy", "distributed", "which replicas and MIG devices to prefer: distributed over the GPUs, or packed onto few")
 	text(&p.CDIAnnotationPrefix, "cdi-annotation-prefix", "cdi.k8s.io/", "prefix of the annotations of cdi-annotations")
-	f.StringSliceVar(&o.cdiFeatureFlags, "cdi-feature-flags", nil, "not supported: the toolkit writes the CDI specs")
+	f.StringSliceVar(&o.cdiFeatureFlags, "cdi-feature-flags", nil, "refused unless empty: the toolkit writes the CDI specs")
 	text(&p.NvidiaCTKPath, "nvidia-cdi-hook-path", "/usr/bin/nvidia-ctk", "accepted for the reference's sake: the toolkit writes the CDI specs")
 	text(&p.ContainerDriverRoot, "driver-root-ctr-path", "/driver-root", "accepted for the reference's sake: the driver is found below --host-root")
 	text(&s.MpsRoot, "mps-root", "/run/nvidia/mps", "host `path` of the MPS control daemon's files")
@@ -65,7 +66,7 @@ func (o *Options) addSettingFlags(f *pflag.FlagSet) {
 	toggle(&s.GDSEnabled, "gds-enabled", false, "give containers GPUDirect Storage")
 	toggle(&s.MOFEDEnabled, "mofed-enabled", false, "give containers Mellanox OFED")
 	f.IntSliceVar(&o.imex.ChannelIDs, "imex-channel-ids", nil, "IMEX channels to give to containers: none, or 0")
-	o.imex.Required = f.Bool("imex-required", false, "allocate no GPU if an IMEX channel is missing")
+	o.imex.Required = f.Bool("imex-required", false, "allocate no GPU, rather than leave the channel out, if the node has no IMEX channel")
 }
 
 // readData decodes a configuration file and sets those flags that neither the command

@@ -312,6 +312,14 @@ func TestLabelChoosesAsInTheReference(t *testing.T) {
 	}
 }
 
+func TestAnErrorListsTheConfigurationsOnce(t *testing.T) {
+	c := configSet{dir: "/configs"}
+	_, err := c.chooseName("nosuch", []string{"four", "typo", "whole"})
+	require.EqualError(t, err, `/configs: no configuration is called "nosuch", as the node's label nvidia.com/device-plugin.config has it; there are four, typo, whole`)
+	_, err = c.chooseName("nosuch", []string{"four"})
+	require.EqualError(t, err, `/configs: no configuration is called "nosuch", as the node's label nvidia.com/device-plugin.config has it; there is only four`)
+}
+
 func TestLinkOutOfTheFolderIsNotFollowed(t *testing.T) {
 	dir, secret := t.TempDir(), filepath.Join(t.TempDir(), "secret")
 	writeFile(t, secret, sliced(2))

@@ -11,8 +11,8 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/gpuready/gpuready/deviceplugin/config"
-	baseconfig "github.com/gpuready/gpuready/internal/config"
 	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/internal/suggest"
 )
 
 // Strategies for choosing a configuration that neither the node's label nor a flag
@@ -73,7 +73,8 @@ func (n *configSet) chooseName(label string, names []string) (string, error) {
 		case slices.Contains(names, choice.name):
 			return choice.name, nil
 		default:
-			return "", fmt.Errorf("%s: no configuration is called %q, as %s has it; %s%s", n.dir, choice.name, choice.by, describeNames(names), baseconfig.Suggest(choice.name, names))
+			return "", fmt.Errorf("%s: no configuration is called %q, as %s has it; %s%s",
+				n.dir, choice.name, choice.by, describeNames(names), suggest.Similar(choice.name, names))
 		}
 	}
 	for _, strategy := range n.fallback {
@@ -92,8 +93,11 @@ func (n *configSet) chooseName(label string, names []string) (string, error) {
 
 // describeNames lists the configurations for an error.
 func describeNames(names []string) string {
-	if len(names) == 0 {
+	switch len(names) {
+	case 0:
 		return "the folder has none"
+	case 1:
+		return "there is only " + names[0]
 	}
 	return "there are " + strings.Join(names, ", ")
 }

@@ -3,6 +3,8 @@
 // runs. The file may be one of a folder, chosen by the node's label.
 package settings
 
+//go:generate go test -tags grpcnotrace -run ^TestThePageListsTheSettings$ . -update
+
 import (
 	"cmp"
 	"errors"
@@ -18,6 +20,7 @@ import (
 	"github.com/gpuready/gpuready/deviceplugin/config"
 	"github.com/gpuready/gpuready/deviceplugin/health"
 	"github.com/gpuready/gpuready/deviceplugin/kubelet"
+	"github.com/gpuready/gpuready/internal/cmdline"
 	baseconfig "github.com/gpuready/gpuready/internal/config"
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
@@ -102,7 +105,8 @@ func (o *Options) newFlagSet(usage io.Writer) *pflag.FlagSet {
 	f.StringVar(&o.StateDir, "state-dir", DefaultStateDir, "host `path` of the components' states")
 	f.StringVar(&o.Listen, "listen", ":9402", "`address` for /healthz, /readyz, /metrics, empty: none")
 	f.BoolVar(&o.DCGMMetrics, "dcgm-metrics", false, "serve the GPUs' metrics also under the names of NVIDIA's dcgm-exporter; leave it off where dcgm-exporter runs, as every value would exist twice")
-	f.StringVar(&o.Serve, "serve", nodestate.ServePlugin, "who offers the GPUs to pods: plugin, or dra, with which this program finds the GPUs and watches their health for gpu-dra-driver, and registers nothing with the kubelet")
+	f.StringVar(&o.Serve, "serve", nodestate.ServePlugin, "who offers the GPUs to pods: plugin, or dra, with which this program finds the GPUs "+
+		"and watches their health for gpu-dra-driver, and registers nothing with the kubelet; the node's label "+nodestate.ServeLabel+" overrides it")
 	f.StringVar(&o.MIG, "mig", nodestate.MIGExisting, "where gpu-dra-driver offers the GPUs, of those in MIG mode: offer the existing MIG devices, or dynamic, with which this program creates and destroys partitions for gpu-dra-driver as claims need them")
 	f.StringVar(&o.NodeName, "node-name", "", "with --dcgm-metrics: the `name` of the node in dcgm-exporter's label Hostname; empty: the name of the host, which in a pod is the pod's")
 	f.StringVar(&o.NFDDir, "nfd-dir", "", "host `path` of Node Feature Discovery's folder for feature files, into which the GPUs' labels are written; empty: gpu-validator publishes them")
@@ -180,8 +184,11 @@ func ParseFile(path string, data []byte, unknownKeys string) (*Options, error) {
 func (o *Options) parseFlags(args []string, usage io.Writer) (*pflag.FlagSet, error) {
 	o.args, o.origin, o.Mode = args, map[string]string{}, o.command.Mode
 	f := o.newFlagSet(usage)
-	if err := f.Parse(args); err != nil {
+	switch err := cmdline.Parse(f, args); {
+	case errors.Is(err, pflag.ErrHelp):
 		return nil, err
+	case err != nil:
+		return nil, cmdline.See(err, f.Name())
 	}
 	if f.NArg() > 0 {
 		return nil, fmt.Errorf("unexpected argument %q; see --help", f.Arg(0))

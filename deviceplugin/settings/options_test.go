@@ -4,19 +4,15 @@ import (
 	"bytes"
 	"io"
 	"log/slog"
-	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuready/gpuready/deviceplugin/health"
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
@@ -189,108 +185,6 @@ func TestXIDPolicyFromFileAndVariables(t *testing.T) {
 	t.Setenv("DP_ENABLE_HEALTHCHECKS", "some")
 	_, err = Parse(Command{}, nil, io.Discard)
 	require.EqualError(t, err, `environment variable DP_ENABLE_HEALTHCHECKS: "some" is not an XID: write XIDs separated by commas, as in 48,79, or all`)
-}
-
-// settingsTable returns the cells of the table of settings, by the flag's own name or,
-// if it has none, the variable's.
-func settingsTable(t *testing.T) map[string][]string {
-	t.Helper()
-	docs, err := os.ReadFile("../../docs/device-plugin-configuration.md")
-	require.NoError(t, err)
-	_, table, found := strings.Cut(string(docs), "\n## Every setting\n")
-	require.True(t, found)
-	table, _, _ = strings.Cut(table, "\n## ")
-	rows := map[string][]string{}
-	for line := range strings.Lines(table) {
-		cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), "|")
-		if len(cells) != 6 || !strings.Contains(cells[0]+cells[1], "`") {
-			continue
-		}
-		for i := range cells {
-			cells[i] = strings.TrimSpace(cells[i])
-		}
-		key := strings.Trim(cells[1], "`")
-		if names := codeSpans(cells[0]); len(names) > 0 {
-			key = strings.TrimPrefix(names[0], "--")
-		}
-		require.NotContains(t, rows, key)
-		rows[key] = cells
-	}
-	return rows
-}
-
-// codeSpans returns the words of a cell that are set as code.
-func codeSpans(cell string) []string {
-	var all []string
-	for i, word := range strings.Split(cell, "`") {
-		if i%2 == 1 {
-			all = append(all, word)
-		}
-	}
-	return all
-}
-
-func TestDocumentedSettingsMatchTheProgram(t *testing.T) {
-	rows := settingsTable(t)
-	variables := []string{health.DisableVariable, health.EnableVariable}
-	(&Options{}).newFlagSet(io.Discard).VisitAll(func(f *pflag.Flag) {
-		cells := rows[f.Name]
-		require.NotNil(t, cells, "--%s has no row", f.Name)
-		delete(rows, f.Name)
-
-		names := []string{"--" + f.Name}
-		for _, alias := range slices.Sorted(maps.Keys(aliases)) {
-			if aliases[alias] == f.Name {
-				names = append(names, "--"+alias)
-			}
-		}
-		if f.Shorthand != "" {
-			names = append(names, "-"+f.Shorthand)
-		}
-		require.ElementsMatch(t, names, codeSpans(cells[0]))
-		var from []string
-		for _, where := range []map[string]string{Environment, olderEnvironment} {
-			if name := where[f.Name]; name != "" {
-				from = append(from, name)
-			}
-		}
-		require.ElementsMatch(t, from, codeSpans(cells[1]), f.Name)
-		require.Equal(t, filePaths[f.Name], strings.Trim(cells[2], "`"), f.Name)
-
-		// The location of the driver has no default that a flag could name.
-		if standard := strings.Trim(f.DefValue, "[]"); f.Name != "driver-root" && f.Name != "dev-root" && f.Value.Type() != "duration" {
-			require.Equal(t, standard, strings.Trim(cells[3], "`"), f.Name)
-		} else if d, err := time.ParseDuration(standard); err == nil {
-			written, err := time.ParseDuration(strings.Trim(cells[3], "`"))
-			require.NoError(t, err, f.Name)
-			require.Equal(t, d, written, f.Name)
-		}
-
-		example := strings.Trim(cells[4], "`")
-		if f.Name == "cdi-feature-flags" {
-			require.Empty(t, example, "it is refused")
-			return
-		}
-		args := []string{"--" + f.Name + "=" + example}
-		switch f.Name {
-		case "config-file":
-			return // it would be read
-		case "config", "default-config", "fallback-strategies", "node-label":
-			args = append(args, "--config-dir=/etc/gpuready/configs")
-		case "once":
-			args = append(args, "--shadow")
-		}
-		_, err := Parse(Command{}, args, io.Discard)
-		require.NoError(t, err, "%s: the example", f.Name)
-	})
-	for _, variable := range variables {
-		require.Equal(t, variable, strings.Trim(rows[variable][1], "`"))
-		example := strings.Trim(rows[variable][4], "`")
-		_, err := health.ParseDisable(example, "")
-		require.NoError(t, err, variable)
-		delete(rows, variable)
-	}
-	require.Empty(t, rows, "rows that are of no flag and no variable")
 }
 
 func TestDocumentationExamplesAreValid(t *testing.T) {

@@ -22,8 +22,8 @@ type dcgmDescriptions struct {
 	lastXID *prometheus.Desc // 0 without any
 }
 
-// describeDCGM returns the descriptions. Names, types and help texts are those of
-// etc/default-counters.csv in github.com/NVIDIA/dcgm-exporter.
+// describeDCGM returns the descriptions. Names, types and units are those of
+// etc/default-counters.csv in github.com/NVIDIA/dcgm-exporter; the help texts are ours.
 var describeDCGM = sync.OnceValue(func() dcgmDescriptions {
 	desc := func(field, help string) *prometheus.Desc {
 		return prometheus.NewDesc("DCGM_FI_DEV_"+field, help, dcgmLabels, nil)
@@ -34,21 +34,22 @@ var describeDCGM = sync.OnceValue(func() dcgmDescriptions {
 	counter := func(q gpu.Quantity, field, help string) metric {
 		return metric{q, desc(field, help), prometheus.CounterValue, plain, nil}
 	}
-	return dcgmDescriptions{lastXID: desc("XID_ERRORS", "Value of the last XID error encountered."), metrics: []metric{
-		gauge(gpu.SMClock, "SM_CLOCK", "SM clock frequency (in MHz).", plain),
-		gauge(gpu.MemoryClock, "MEM_CLOCK", "Memory clock frequency (in MHz).", plain),
-		gauge(gpu.Temperature, "GPU_TEMP", "GPU temperature (in C).", plain),
-		gauge(gpu.Power, "POWER_USAGE", "Power draw (in W).", milli),
-		gauge(gpu.Utilization, "GPU_UTIL", "GPU utilization (in %).", plain),
-		gauge(gpu.MemoryUtilization, "MEM_COPY_UTIL", "Memory utilization (in %).", plain),
-		gauge(gpu.MemoryFree, "FB_FREE", "Framebuffer memory free (in MiB).", mebibytes),
-		gauge(gpu.MemoryUsed, "FB_USED", "Framebuffer memory used (in MiB).", mebibytes),
-		counter(gpu.ECCVolatileCorrected, "ECC_SBE_VOL_TOTAL", "Total number of single-bit volatile ECC errors."),
-		counter(gpu.ECCVolatileUncorrected, "ECC_DBE_VOL_TOTAL", "Total number of double-bit volatile ECC errors."),
-		counter(gpu.ECCAggregateCorrected, "ECC_SBE_AGG_TOTAL", "Total number of single-bit persistent ECC errors."),
-		counter(gpu.ECCAggregateUncorrected, "ECC_DBE_AGG_TOTAL", "Total number of double-bit persistent ECC errors."),
-		counter(gpu.RemappedRowsCorrected, "CORRECTABLE_REMAPPED_ROWS", "Number of remapped rows for correctable errors"),
-		counter(gpu.RemappedRowsUncorrected, "UNCORRECTABLE_REMAPPED_ROWS", "Number of remapped rows for uncorrectable errors"),
+	return dcgmDescriptions{lastXID: desc("XID_ERRORS", "The newest XID since the plugin started; 0: none."), metrics: []metric{
+		gauge(gpu.SMClock, "SM_CLOCK", "The clock of the streaming multiprocessors, in MHz.", plain),
+		gauge(gpu.MemoryClock, "MEM_CLOCK", "The clock of the memory, in MHz.", plain),
+		gauge(gpu.Temperature, "GPU_TEMP", "Temperature of the GPU, in °C.", plain),
+		gauge(gpu.Power, "POWER_USAGE", "Power that the GPU takes, in W.", milli),
+		gauge(gpu.Utilization, "GPU_UTIL", "Share of the last sample period in which a kernel ran, in %.", plain),
+		gauge(gpu.MemoryUtilization, "MEM_COPY_UTIL", "Share of the last sample period in which the memory was read or written, in %.", plain),
+		gauge(gpu.MemoryFree, "FB_FREE", "Memory that nobody uses, in MiB.", mebibytes),
+		gauge(gpu.MemoryUsed, "FB_USED", "Memory in use, in MiB.", mebibytes),
+		counter(gpu.ECCVolatileCorrected, "ECC_SBE_VOL_TOTAL", "Errors that ECC has corrected since the driver was loaded."),
+		counter(gpu.ECCVolatileUncorrected, "ECC_DBE_VOL_TOTAL", "Errors that ECC could not correct since the driver was loaded."),
+		counter(gpu.ECCAggregateCorrected, "ECC_SBE_AGG_TOTAL", "Errors that ECC has corrected in the life of the GPU."),
+		counter(gpu.ECCAggregateUncorrected, "ECC_DBE_AGG_TOTAL", "Errors that ECC could not correct in the life of the GPU."),
+		counter(gpu.RemappedRowsCorrected, "CORRECTABLE_REMAPPED_ROWS", "Rows of the memory replaced after errors that ECC had corrected."),
+		counter(gpu.RemappedRowsUncorrected, "UNCORRECTABLE_REMAPPED_ROWS",
+			"Rows of the memory replaced after errors that ECC could not correct."),
 	}}
 })
 

@@ -36,6 +36,9 @@ type Checkpoint struct {
 	// Partitions lists the partitions that this driver has created for claims, or may have: each is
 	// recorded before it is created, and until it is destroyed. No other is ever destroyed.
 	Partitions []OwnPartition `json:"partitions,omitempty"`
+	// Destroyed lists the partitions that were destroyed a short time ago: the device plugin's state may
+	// have their MIG devices still.
+	Destroyed []DestroyedPartition `json:"destroyed,omitempty"`
 	// Serve and SwitchID are of the device plugin's state that was followed last. "": none in this
 	// boot. Kept lists the devices that this driver has offered, where Serve is ServeDRA, and those of
 	// them that it has not released since, where Serve is ServePlugin.
@@ -51,6 +54,12 @@ type Checkpoint struct {
 type OwnPartition struct {
 	gpu.Placement
 	Claim types.UID `json:"claim"`
+}
+
+// DestroyedPartition is a partition of this driver that was destroyed, or whose creation failed, at a time.
+type DestroyedPartition struct {
+	gpu.Placement
+	Time time.Time `json:"time"`
 }
 
 // Prepared is a claim that is prepared.
@@ -285,6 +294,7 @@ func checksum(data []byte) string {
 
 // Save replaces the file. After an error the old one is unchanged.
 func (s Store) Save(c *Checkpoint) error {
+	c.dropSettled(time.Now())
 	data, err := encode(c)
 	if err != nil {
 		return fmt.Errorf("encode %s: %w", s.Path, err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"slices"
 	"time"
@@ -11,6 +12,8 @@ import (
 	"go.etcd.io/etcd/client/pkg/v3/fileutil"
 
 	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/internal/nodestate/record"
 	"github.com/gpuready/gpuready/internal/partition"
 )
 
@@ -51,6 +54,9 @@ func (p *Preparer) createPartitions(ctx context.Context, wanted *Prepared, recor
 		untouched := missing[i+1:]
 		if !errors.Is(err, gpu.ErrLeftover) { // nothing is there, or somebody else's partition
 			untouched = missing[i:]
+			if !errors.Is(err, gpu.ErrNoRoom) { // it may have been there for a moment
+				record.addDestroyed(*d.Placement)
+			}
 		}
 		record.forget(func(o OwnPartition) bool {
 			return o.Claim == wanted.UID && slices.ContainsFunc(untouched, func(d *PreparedDevice) bool { return *d.Placement == o.Placement })
@@ -141,6 +147,7 @@ func (p *Preparer) destroyPartitions(ctx context.Context, record *Checkpoint, ch
 			errs = append(errs, fmt.Errorf("its partition of profile %d at memory slice %d of GPU %s cannot be destroyed: %w; next: %s", o.Profile, o.Start, o.GPU, err, nextForRemoval(err)))
 			return false
 		}
+		record.addDestroyed(o.Placement)
 		p.Log.Info("partition destroyed", "uuid", string(o.GPU), "profile", o.Profile, "start", o.Start, "duration", time.Since(began).Round(time.Millisecond))
 		return true
 	})
@@ -170,20 +177,74 @@ func (c *Checkpoint) forget(gone func(OwnPartition) bool) {
 func (c *Checkpoint) Clone() Checkpoint {
 	clone := *c
 	clone.Claims, clone.Partitions, clone.Kept = slices.Clone(c.Claims), slices.Clone(c.Partitions), slices.Clone(c.Kept)
+	clone.Destroyed = slices.Clone(c.Destroyed)
 	return clone
 }
 
-// Own returns the places of the partitions that the record of this boot has.
-func (s Store) Own() []gpu.Placement {
+// settleTime is the time that the device plugin's state takes at most to lack a MIG device that was destroyed,
+// if the device plugin is not held up. Its reading of the GPUs takes milliseconds.
+const settleTime = 10 * time.Second
+
+// Own returns the places in which a GPU instance of the device plugin's state is this driver's: those of
+// the record of this boot, and those where a partition was destroyed after the state was written, or less than
+// settleTime ago. If an instance counts as this driver's for the latter reason alone, until is when that ends.
+// The error is that of the file system. A file that is no record counts as an empty one.
+func (s Store) Own(state nodestate.State) (own []gpu.Placement, until time.Time, err error) {
 	c, err := s.read()
-	if err != nil || c.BootID != s.BootID {
-		return nil
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, errDamaged), errors.Is(err, record.ErrInvalid):
+		return nil, until, nil
+	case err != nil:
+		return nil, until, fmt.Errorf("read the record of prepared claims: %w", err)
+	case c.BootID != s.BootID:
+		return nil, until, nil
 	}
-	var all []gpu.Placement
 	for _, o := range c.Partitions {
-		all = append(all, o.Placement)
+		own = append(own, o.Placement)
 	}
-	return all
+	now := time.Now()
+	for _, d := range c.Destroyed {
+		switch settled := d.Time.Add(settleTime); {
+		case !state.Time.After(d.Time):
+			own = append(own, d.Placement)
+		case now.Before(settled):
+			if own = append(own, d.Placement); hasInstance(state, d.Placement) && settled.After(until) {
+				until = settled
+			}
+		}
+	}
+	return own, until, nil
+}
+
+// hasInstance reports whether a GPU instance of a state is at a placement.
+func hasInstance(s nodestate.State, at gpu.Placement) bool {
+	if s.DevicePlugin == nil {
+		return false
+	}
+	return slices.ContainsFunc(s.DevicePlugin.Inventory, func(g nodestate.GPU) bool {
+		return g.UUID == at.GPU && slices.ContainsFunc(g.Instances, func(i nodestate.GPUInstance) bool {
+			return i.Profile == at.Profile && i.Start == at.Start && i.Size == at.Size
+		})
+	})
+}
+
+// addDestroyed records that nothing of a partition is left.
+func (c *Checkpoint) addDestroyed(at gpu.Placement) {
+	c.Destroyed = append(slices.DeleteFunc(c.Destroyed, func(d DestroyedPartition) bool { return d.Placement == at }),
+		DestroyedPartition{at, time.Now().UTC()})
+}
+
+// destroyedLimit is the age from which the record of a destroyed partition is of no use: no state of the
+// device plugin is older, unless the device plugin has been held up for as long.
+const destroyedLimit = 10 * time.Minute
+
+// dropSettled removes the records of destroyed partitions that are of no use any more. One of the future is from
+// before the clock was set back.
+func (c *Checkpoint) dropSettled(now time.Time) {
+	c.Destroyed = slices.DeleteFunc(c.Destroyed, func(d DestroyedPartition) bool {
+		age := now.Sub(d.Time)
+		return age < 0 || age > destroyedLimit
+	})
 }
 
 // Bounds of waiting for the record. The kernel tells nobody with a deadline when a lock is free.

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -67,9 +69,19 @@ func newMIGBench(t *testing.T) (*bench, *layout) {
 	b.Partitions = l
 	b.AwaitCDIName = func(_ context.Context, id gpu.UUID) (string, error) { return b.CDIName(id) }
 	b.Inventory = func() inventory.Inventory {
-		return inventory.New(nodestate.State{DevicePlugin: &nodestate.DevicePluginInfo{Serve: b.serve, SwitchID: b.switchID, MIG: nodestate.MIGDynamic, Inventory: b.gpus}}, b.problem, nil, b.Store.Own()...)
+		s := b.state(time.Now())
+		own, _, err := b.Store.Own(s)
+		require.NoError(t, err)
+		return inventory.New(s, b.problem, nil, own...)
 	}
 	return b, l
+}
+
+// state returns the device plugin's state, written at a time.
+func (b *bench) state(written time.Time) nodestate.State {
+	return nodestate.State{Time: written, DevicePlugin: &nodestate.DevicePluginInfo{
+		Serve: b.serve, SwitchID: b.switchID, MIG: nodestate.MIGDynamic, Inventory: b.gpus,
+	}}
 }
 
 func small(start int) gpu.Placement {
@@ -171,4 +183,46 @@ func TestWhatIsHalfMadeIsRemoved(t *testing.T) {
 		require.Empty(t, l.there)
 		require.Empty(t, b.record(t).Partitions)
 	})
+}
+
+// The device plugin's state has a partition for a moment after it was destroyed. It is offered to nobody as if
+// a person had created it.
+func TestADestroyedPartitionStaysThisDriversWhileAStateHasIt(t *testing.T) {
+	b, _ := newMIGBench(t)
+	claim := allocated("c", fmt.Sprintf(smallName, 2))
+	b.requirePrepared(t, claim, "MIG-19-2")
+	before := time.Now()
+	require.NoError(t, b.unprepare(claim))
+	b.gpus[0].Instances = []nodestate.GPUInstance{{ID: 7, Profile: 19, Start: 2, Size: 1}}
+	own := func(s nodestate.State) ([]gpu.Placement, time.Time) {
+		t.Helper()
+		places, until, err := b.Store.Own(s)
+		require.NoError(t, err)
+		return places, until
+	}
+
+	places, until := own(b.state(before))
+	require.Equal(t, []gpu.Placement{small(2)}, places, "the state is older than the end of the partition")
+	require.Zero(t, until, "a later state will follow")
+	places, until = own(b.state(time.Now()))
+	require.Equal(t, []gpu.Placement{small(2)}, places, "the state may be of a reading from before")
+	require.WithinRange(t, until, before.Add(settleTime), time.Now().Add(settleTime))
+
+	record := b.record(t)
+	record.Destroyed[0].Time = record.Destroyed[0].Time.Add(-settleTime)
+	require.NoError(t, b.Store.Save(record))
+	places, until = own(b.state(time.Now()))
+	require.Empty(t, places, "a person has created one there")
+	require.Zero(t, until)
+	record.Destroyed[0].Time = record.Destroyed[0].Time.Add(-destroyedLimit)
+	require.NoError(t, b.Store.Save(record))
+	require.Empty(t, b.record(t).Destroyed, "it is of no use any more")
+}
+
+func TestARecordThatCannotBeReadIsNotAnEmptyOne(t *testing.T) {
+	b, _ := newMIGBench(t)
+	require.NoError(t, os.WriteFile(filepath.Join(filepath.Dir(b.Store.Path), "file"), nil, 0o600))
+	b.Store.Path = filepath.Join(filepath.Dir(b.Store.Path), "file", "checkpoint.json")
+	_, _, err := b.Store.Own(b.state(time.Now()))
+	require.ErrorContains(t, err, "read the record of prepared claims")
 }

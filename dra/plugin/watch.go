@@ -37,6 +37,7 @@ func (p *Plugin) watchState(ctx context.Context) error {
 	overdue := false              // that time has passed
 	var retry <-chan time.Time    // when to call follow again after it has failed
 	var failed basis              // what it has failed for
+	var settled <-chan time.Time  // when a GPU instance may come to count as somebody else's
 	for {
 		select {
 		case err := <-ended:
@@ -69,21 +70,42 @@ func (p *Plugin) watchState(ctx context.Context) error {
 		case <-deadline:
 			deadline, overdue = nil, true
 		case <-retry:
+		case <-settled:
+			settled = nil
+			if deadline != nil || retry != nil {
+				continue // the inventory is made anew at its end
+			}
 		}
 		now := basis{last, problem}
 		if deadline != nil { // a retry during an absence that may be over soon
 			now = failed
 		}
-		inv := inventory.New(now.state, now.problem, p.cfg.PCIeRoot, p.preparer.Store.Own()...)
-		if now.state.DevicePlugin != nil {
-			inv = inv.WithEvictions(p.cfg.Evict, now.state.DevicePlugin.Faults)
-		}
-		if retry = nil; !p.follow(ctx, inv) {
+		inv, until, ok := p.makeInventory(now)
+		if retry = nil; !ok || !p.follow(ctx, inv) {
 			retry, failed = time.After(followRetry), now
 			continue
 		}
+		if settled = nil; !until.IsZero() {
+			settled = time.After(time.Until(until))
+		}
 		p.setInventory(inv)
 	}
+}
+
+// makeInventory returns what the node offers by a state of the device plugin, and until when that holds; zero:
+// until the state or the record changes. It reports false if it must be tried again.
+func (p *Plugin) makeInventory(b basis) (inv inventory.Inventory, until time.Time, ok bool) {
+	own, until, err := p.preparer.Store.Own(b.state)
+	if err != nil {
+		p.metrics.publishErrors.Inc()
+		p.cfg.Log.Error("it is not known which partitions are this driver's; nothing is offered anew", "message", err.Error())
+		return inv, until, false
+	}
+	inv = inventory.New(b.state, b.problem, p.cfg.PCIeRoot, own...)
+	if b.state.DevicePlugin != nil {
+		inv = inv.WithEvictions(p.cfg.Evict, b.state.DevicePlugin.Faults)
+	}
+	return inv, until, true
 }
 
 // basis holds what an inventory is made of.

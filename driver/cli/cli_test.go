@@ -42,7 +42,7 @@ func TestEachCommandHasHelpWithExamplesAndExitCodes(t *testing.T) {
 func TestInvalidArgumentsAreReported(t *testing.T) {
 	image := t.TempDir()
 	for _, c := range []struct{ args, want string }{
-		{"", "no command; say run, load, unload, check, build, push, share, status, probe, modinfo or version"},
+		{"", "no command; see gpu-driver --help"},
 		{"run --kernel-module-type closed --image-root " + image, `--kernel-module-type: kernel module type "closed": want auto, open or proprietary`},
 		{"run --open-kernel-modules --kernel-module-type proprietary", "contradict each other"},
 		{"run --root driver", `--root: "driver" is no absolute path`},
@@ -56,7 +56,7 @@ func TestInvalidArgumentsAreReported(t *testing.T) {
 		{"push --modules /x", "push needs --"},
 		{"share", "share needs --to"},
 		{"build --out /x", "build needs --source and --out"},
-		{"status --log-level=debug", "unknown flag: --log-level"},
+		{"status --log-level=debug", "unknown flag --log-level"},
 	} {
 		_, stderr, code := call(t, strings.Fields(c.args)...)
 		require.Equal(t, program.Usage, code, stderr)

@@ -73,9 +73,11 @@ func (o *options) addSources() {
 	o.addSourceDir()
 	o.addText(&o.headers, "headers-root", "HEADERS_ROOT", "/", "folder below which the kernel's headers are installed")
 	o.addText(&o.cache, "build-cache", "BUILD_CACHE", "", "folder of the node that keeps built and pulled modules; empty: none")
-	o.addText(&o.version, "driver-version", "DRIVER_VERSION", "", "version that built modules have to have; empty: any")
+	o.addText(&o.version, "driver-version", "DRIVER_VERSION", "",
+		"required version of built modules; empty: any. OpenShift's Driver Toolkit needs it")
 	o.addText(&o.work, "build-dir", "BUILD_DIR", "/var/tmp/gpu-driver", "folder in which modules are built")
-	o.addText(&o.repository, "prebuild-repository", "PREBUILD_REPOSITORY", "", "where built modules are pulled from and pushed to: registry.example.com/gpu/driver; empty: nowhere")
+	o.addText(&o.repository, "prebuild-repository", "PREBUILD_REPOSITORY", "",
+		"where built modules are pulled from and pushed to: registry.example.com/gpu/driver; needs --driver-version and --os-tag; empty: nowhere")
 	o.addText(&o.image, "image", "DRIVER_IMAGE", "", "image of this container, to which pushed modules are added; empty: nothing is pushed")
 	o.addRegistry()
 	o.addSigning()
@@ -88,14 +90,14 @@ func (o *options) addSourceDir() {
 // addRegistry adds the flags for pushing and pulling images.
 func (o *options) addRegistry() {
 	o.addText(&o.osTag, "os-tag", "DRIVER_OS_TAG", "", "the operating system's, in the tags VERSION-KERNEL-OSTAG of images: rhcos4.18")
-	o.StringSliceVar(&o.insecure, "prebuild-insecure", nil, "registries that are asked by plain HTTP, HOST:PORT")
+	o.StringSliceVar(&o.insecure, "prebuild-insecure", nil, "registries to use by plain HTTP, HOST:PORT")
 	o.Env["prebuild-insecure"] = "PREBUILD_INSECURE"
 }
 
 // addSigning adds the flags for the key that signs modules.
 func (o *options) addSigning() {
 	o.addText(&o.signKey, "sign-key", "SIGN_KEY_FILE", "", "file of the private key that signs built modules, RSA in PEM; empty: they are not signed")
-	o.addText(&o.signCertificate, "sign-certificate", "SIGN_CERTIFICATE_FILE", "", "file of its certificate, PEM or DER, by which pulled modules have to be signed, too")
+	o.addText(&o.signCertificate, "sign-certificate", "SIGN_CERTIFICATE_FILE", "", "file of its certificate, PEM or DER; pulled modules must be signed by its key, too")
 }
 
 // checkSources rejects flags that contradict each other.

@@ -38,13 +38,19 @@ func runInPod(ctx context.Context, args []string, stdout, stderr io.Writer) erro
 }
 
 func runSharing(ctx context.Context, shared string, args []string, stdout, stderr io.Writer) error {
+	return newRunOptions(shared, stdout).withDriver(args, stderr, func(d *serve.Driver) error { return d.Run(ctx) })
+}
+
+// newRunOptions returns the options of the command run; shared is the default of --toolkit-dir.
+func newRunOptions(shared string, stdout io.Writer) *options {
 	o := newOptions("run", runUsage, stdout)
-	o.addText(&o.shared, "toolkit-dir", "DRIVER_TOOLKIT_SHARED_DIR", shared, "folder that is shared with OpenShift's Driver Toolkit, whose container builds the modules; empty: this one does")
+	o.addText(&o.shared, "toolkit-dir", "DRIVER_TOOLKIT_SHARED_DIR", shared,
+		"folder that is shared with OpenShift's Driver Toolkit, whose container builds the modules; empty: this one does")
 	o.addSurvey()
 	o.addPlaces()
 	o.addSources()
 	o.addText(&o.listen, "listen", "LISTEN_ADDRESS", ":9405", "address of /healthz, /readyz and /metrics; empty: none")
-	return o.withDriver(args, stderr, func(d *serve.Driver) error { return d.Run(ctx) })
+	return o
 }
 
 const sideCarUsage = `Build the driver's modules for the driver container of the same pod, with the compiler

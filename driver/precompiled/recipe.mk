@@ -1,6 +1,6 @@
 # What the Makefiles of all operating systems have in common. Each of them sets OS.
 #
-#	make image image-push         with the variables of docs/precompiled.md
+#	make image image-push         with the variables of docs/driver.md
 #	make help                     lists all variables
 TOP := $(abspath $(dir $(lastword $(MAKEFILE_LIST)))/../..)
 

@@ -3,13 +3,13 @@ package toolkit
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -20,47 +20,105 @@ import (
 	"github.com/gpuready/gpuready/driver/kernel"
 )
 
-// Stand-ins for NVIDIA's containers: shells that poll and touch files, as theirs do.
+// Stand-ins for NVIDIA's containers. They do to the shared folder what those do: each makes or
+// removes one of these files and waits for the other's.
+const (
+	nvidiaPrepared = "dir_prepared"
+	nvidiaStarted  = "driver_build_started"
+	nvidiaBroken   = "driver_toolkit_broken"
+	nvidiaBuilt    = "driver_built"
+)
 
-// standInSideCar is a shell script for the Driver Toolkit's container: $1 is the shared folder,
-// and $2 the folder with compiled modules.
-const standInSideCar = `set -eu
-cd "$1"
-until [ -f dir_prepared ]; do sleep 0.02; done
-touch driver_build_started
-if [ -f driver_built ]; then
-	while [ -f driver_built ]; do sleep 0.02; done
-fi
-set -a
-. ./env
-set +a
-[ -n "$DRIVER_VERSION" ] && [ -n "$KERNEL_VERSION" ]
-mkdir -p modules/kernel/drivers/video
-cp "$2"/*.ko modules/kernel/drivers/video/
-echo "insmod /lib/modules/$KERNEL_VERSION/kernel/drivers/video/nvidia.ko" > modules/insmod_nvidia
-touch driver_built
-while [ -f driver_built ]; do sleep 0.02; done
-`
+// errBroken is the stand-in's exit when the side-car says that it cannot build.
+var errBroken = errors.New("the driver container builds by itself")
 
-// standInMain is the driver container: $1 is the shared folder, $2 has the image's files,
-// and $3 becomes the container's /lib/modules/<release>.
-const standInMain = `set -eu
-if [ ! -f "$1/dir_prepared" ]; then
-	cp -r "$2"/* "$1/"
-	env | sed 's/=/="/' | sed 's/$/"/' > "$1/env"
-	touch "$1/dir_prepared"
-fi
-while [ ! -f "$1/driver_build_started" ]; do
-	if [ -f "$1/driver_toolkit_broken" ]; then
-		echo "it is broken"
-		exit 3
-	fi
-	sleep 0.02
-done
-while [ ! -f "$1/driver_built" ]; do sleep 0.02; done
-mkdir -p "$3"
-cp -r "$1"/modules/* "$3"
-`
+// sharedFolder is the folder that the two containers share.
+type sharedFolder string
+
+func (s sharedFolder) path(name string) string { return filepath.Join(string(s), name) }
+
+func (s sharedFolder) has(name string) bool {
+	_, err := os.Lstat(s.path(name))
+	return err == nil
+}
+
+func (s sharedFolder) mark(name string) error { return os.WriteFile(s.path(name), nil, 0o644) }
+
+// until polls, as NVIDIA's containers do.
+func until(ctx context.Context, done func() bool) error {
+	for !done() {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+	return nil
+}
+
+// buildOnce is one run of the Driver Toolkit's container, which "compiles" by copying the
+// modules in the folder compiled.
+func (s sharedFolder) buildOnce(ctx context.Context, compiled string) error {
+	unbuilt := func() bool { return !s.has(nvidiaBuilt) }
+	if err := until(ctx, func() bool { return s.has(nvidiaPrepared) }); err != nil {
+		return err
+	}
+	// An earlier build stays valid until the driver container removes its mark.
+	if err := errors.Join(s.mark(nvidiaStarted), until(ctx, unbuilt)); err != nil {
+		return err
+	}
+	// The environment must be readable by a shell.
+	const kernelVersion = `. "$1"; : "${DRIVER_VERSION:?}"; echo "${KERNEL_VERSION:?}"`
+	out, err := exec.CommandContext(ctx, "sh", "-euc", kernelVersion, "sh", s.path("env")).Output()
+	if err != nil {
+		return err
+	}
+	video := "kernel/drivers/video"
+	load := fmt.Sprintf("insmod /lib/modules/%s/%s/nvidia.ko\n", strings.TrimSpace(string(out)), video)
+	err = errors.Join(
+		os.RemoveAll(s.path("modules")),
+		os.CopyFS(s.path("modules/"+video), os.DirFS(compiled)),
+		os.WriteFile(s.path("modules/insmod_nvidia"), []byte(load), 0o644))
+	if err != nil {
+		return err
+	}
+	return errors.Join(s.mark(nvidiaBuilt), until(ctx, unbuilt))
+}
+
+// install is one run of the driver container: it offers its image's files and its environment,
+// and copies the modules that it gets to the folder installed.
+func (s sharedFolder) install(ctx context.Context, image, installed string, env []string) error {
+	if !s.has(nvidiaPrepared) {
+		err := errors.Join(
+			os.CopyFS(string(s), os.DirFS(image)),
+			os.WriteFile(s.path("env"), quoteLines(env), 0o644),
+			s.mark(nvidiaPrepared))
+		if err != nil {
+			return err
+		}
+	}
+	started := func() bool { return s.has(nvidiaStarted) }
+	if err := until(ctx, func() bool { return started() || s.has(nvidiaBroken) }); err != nil {
+		return err
+	}
+	if !started() {
+		return errBroken
+	}
+	if err := until(ctx, func() bool { return s.has(nvidiaBuilt) }); err != nil {
+		return err
+	}
+	return errors.Join(os.RemoveAll(installed), os.CopyFS(installed, os.DirFS(s.path("modules"))))
+}
+
+// quoteLines formats an environment as NVIDIA's container does: line by line, without regard
+// to quotes in a value or to values of several lines.
+func quoteLines(env []string) []byte {
+	var b strings.Builder
+	for line := range strings.SplitSeq(strings.Join(env, "\n"), "\n") {
+		b.WriteString(strings.Replace(line, "=", "=\"", 1) + "\"\n")
+	}
+	return []byte(b.String())
+}
 
 // standInDriver is an archive of a driver that unpacks itself.
 const standInDriver = `#!/bin/sh
@@ -75,7 +133,7 @@ echo unpacked
 
 // nvidiaSideCar runs the stand-in and restarts it whenever it ends, as the kubelet does. It
 // returns the number of starts.
-func nvidiaSideCar(t *testing.T, dir, built string) *atomic.Int32 {
+func nvidiaSideCar(t *testing.T, dir, compiled string) *atomic.Int32 {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	done, starts := make(chan struct{}), new(atomic.Int32)
@@ -83,10 +141,8 @@ func nvidiaSideCar(t *testing.T, dir, built string) *atomic.Int32 {
 		defer close(done)
 		for ctx.Err() == nil {
 			starts.Add(1)
-			cmd := exec.CommandContext(ctx, "sh", "-c", standInSideCar, "sh", dir, built)
-			cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}
-			if out, err := cmd.CombinedOutput(); err != nil && ctx.Err() == nil {
-				t.Logf("%v: %s", err, out)
+			if err := sharedFolder(dir).buildOnce(ctx, compiled); err != nil && ctx.Err() == nil {
+				t.Log(err)
 			}
 			time.Sleep(20 * time.Millisecond)
 		}
@@ -243,14 +299,11 @@ func machine(t *testing.T) string {
 }
 
 // run runs the container until it has copied the modules, or falls back.
-func (m *nvidiaMain) run(t *testing.T) (string, error) {
+func (m *nvidiaMain) run(t *testing.T) error {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, "sh", "-c", standInMain, "sh", m.dir, m.image, m.modules)
-	cmd.Env = m.env
-	out, err := cmd.CombinedOutput()
-	return string(out), err
+	return sharedFolder(m.dir).install(ctx, m.image, m.modules, m.env)
 }
 
 // newSideCar returns our side for it.
@@ -275,8 +328,7 @@ func TestDriverContainerOfNVIDIAGetsModules(t *testing.T) {
 	var times atomic.Int32
 	s := m.newSideCar(t, &times)
 	stop := sideCar(t, s)
-	out, err := m.run(t)
-	require.NoError(t, err, out)
+	require.NoError(t, m.run(t))
 	var files []string
 	require.NoError(t, filepath.WalkDir(m.modules, func(path string, d fs.DirEntry, err error) error {
 		if err == nil && strings.HasSuffix(path, ".ko") {
@@ -300,11 +352,9 @@ func TestDriverContainerOfNVIDIAGetsModules(t *testing.T) {
 	// Each of the containers may be restarted.
 	stop()
 	require.NoError(t, os.RemoveAll(m.modules))
-	out, err = m.run(t)
-	require.NoError(t, err, out)
+	require.NoError(t, m.run(t))
 	sideCar(t, s)
-	out, err = m.run(t)
-	require.NoError(t, err, out)
+	require.NoError(t, m.run(t))
 	require.EqualValues(t, 1, times.Load())
 }
 
@@ -329,7 +379,7 @@ func TestDriverContainerOfNVIDIAFallsBack(t *testing.T) {
 		}, "has no kernel modules"},
 		"NoVersion": {func(_ *testing.T, m *nvidiaMain, _ *Builder) { m.env = m.env[:1] }, "lacks the kernel, the driver version"},
 		"Hostile": {func(_ *testing.T, m *nvidiaMain, _ *Builder) {
-			m.env = append(m.env, "DRIVER_VERSION=../../x")
+			m.env[1] = "DRIVER_VERSION=../../x"
 		}, "DRIVER_VERSION has the invalid value"},
 		"VGPU": {func(_ *testing.T, m *nvidiaMain, _ *Builder) { m.env[3] = "DRIVER_TYPE=vgpu" }, "vGPU driver"},
 		"BuildFails": {func(_ *testing.T, _ *nvidiaMain, s *Builder) {
@@ -344,8 +394,7 @@ func TestDriverContainerOfNVIDIAFallsBack(t *testing.T) {
 			s := m.newSideCar(t, new(atomic.Int32))
 			c.spoil(t, m, s)
 			sideCar(t, s)
-			out, err := m.run(t)
-			require.ErrorContains(t, err, "exit status 3", out)
+			require.ErrorIs(t, m.run(t), errBroken)
 			text, err := os.ReadFile(filepath.Join(m.dir, brokenName))
 			require.NoError(t, err)
 			require.Contains(t, string(text), c.want)

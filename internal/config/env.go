@@ -7,6 +7,8 @@ import (
 	"slices"
 
 	"github.com/spf13/pflag"
+
+	"github.com/gpuready/gpuready/internal/cmdline"
 )
 
 // Env gives flags that were not set on the command line the values that
@@ -24,8 +26,8 @@ func Env(flags *pflag.FlagSet, names map[string]string) error {
 		if flag.Changed || value == "" {
 			continue
 		}
-		if err := flags.Set(name, value); err != nil {
-			return fmt.Errorf("environment variable %s=%q: not a %s, as --%s wants: %w", names[name], value, flag.Value.Type(), name, err)
+		if err := cmdline.SetFromVariable(flags, name, names[name], value); err != nil {
+			return err
 		}
 	}
 	return nil

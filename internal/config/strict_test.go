@@ -168,7 +168,7 @@ func TestTheCommandLineWinsOverTheEnvironment(t *testing.T) {
 
 	t.Setenv("TEST_WAIT", "soon")
 	_, err = parse()
-	require.ErrorContains(t, err, `environment variable TEST_WAIT="soon": not a duration, as --wait wants`)
+	require.ErrorContains(t, err, `environment variable TEST_WAIT, for --wait: "soon" is not a duration, such as 30s or 5m`)
 
 	require.ErrorContains(t, Env(pflag.NewFlagSet("x", pflag.ContinueOnError), names), "there is no flag --on")
 }

@@ -8,6 +8,8 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+
+	"github.com/gpuready/gpuready/internal/suggest"
 )
 
 // removeUnknownKeys removes from v the keys without a field in t, and returns them in the order
@@ -55,7 +57,7 @@ func removeFromMap(m map[string]any, t reflect.Type, path string) []*Error {
 		case fields == nil:
 			next = t.Elem()
 		case !known:
-			found = append(found, &Error{Path: at, Err: errors.New("unknown key" + Suggest(key, slices.Sorted(maps.Keys(fields))))})
+			found = append(found, &Error{Path: at, Err: errors.New("unknown key" + suggest.Known(key, slices.Sorted(maps.Keys(fields))))})
 			delete(m, key)
 			continue
 		}

@@ -12,8 +12,9 @@ import (
 	"github.com/gpuready/gpuready/test/lab/golden"
 )
 
-func TestThePageOfXIDsIsMadeOfTheTable(t *testing.T) {
-	golden.Require(t, "../../docs/xids.md", xidPage())
+func TestTheSectionOfXIDsIsMadeOfTheTable(t *testing.T) {
+	const begin, end = "<!-- XIDs: made by go generate ./internal/gpu -->\n", "<!-- end of XIDs -->\n"
+	golden.RequireSection(t, "../../docs/reasons.md", begin, end, xidSection())
 }
 
 func TestTheTableIsInOrderAndWhole(t *testing.T) {
@@ -87,17 +88,17 @@ func TestEveryNumberIsLookedUp(t *testing.T) {
 	})
 }
 
-func xidPage() string {
+// xidSection renders the table of XIDs. Each number has an address: docs/reasons.md#xid-79.
+func xidSection() string {
 	b := &strings.Builder{}
-	b.WriteString(`# XIDs: what each does to a GPU's health
-
-<!-- Made of internal/gpu/xidtable.go by "make generate". -->
+	b.WriteString(`
+## XIDs
 
 To look up an XID, take the number after the GPU's address in the kernel log, and find its row below:
 
     dmesg | grep 'NVRM: Xid'
 
-An XID is the number under which the NVIDIA driver reports an error of a GPU. The driver writes it to the kernel log, and reports critical ones as events of NVML. The table shows how the device plugin reacts to each. Its configuration can change that: ` + "`health:`" + `, or the reference's ` + "`DP_DISABLE_HEALTHCHECKS`" + ` and ` + "`DP_ENABLE_HEALTHCHECKS`" + `.
+An XID is the number under which the NVIDIA driver reports an error of a GPU. The driver writes it to the kernel log, and reports critical ones as events of NVML. The table shows how the device plugin reacts to each. Its configuration ([configuration.md](configuration.md)) can change that: ` + "`health:`" + `, or the reference's ` + "`DP_DISABLE_HEALTHCHECKS`" + ` and ` + "`DP_ENABLE_HEALTHCHECKS`" + `.
 
 An XID that is not listed makes the whole GPU unhealthy until a reset. So does an uncorrectable ECC error that the driver reports without an XID; it is treated as XID 48.
 
@@ -121,7 +122,11 @@ For an ignored XID, the column *recovery* applies if the configuration makes the
 |---|---|---|---|---|---|---|---|
 `)
 	for _, x := range gpu.XIDs() {
-		number := fmt.Sprint(x.First)
+		number := ""
+		for n := x.First; n <= x.Last; n++ {
+			number += fmt.Sprintf("<a id=\"xid-%d\"></a>", n)
+		}
+		number += fmt.Sprint(x.First)
 		if x.Last > x.First {
 			number += fmt.Sprintf("–%d", x.Last)
 		}
@@ -147,6 +152,7 @@ Sources:
 - **R** is the reference device plugin, ` + "`internal/rm/health.go`" + ` of <https://github.com/NVIDIA/k8s-device-plugin>. It ignores these six XIDs. After any other one it does not allocate the GPU until the plugin is restarted.
 - **G** is GPUd, ` + "`components/accelerator/nvidia/xid`" + ` of <https://github.com/leptonai/gpud>, which treats the XID as critical.
 - ` + "`nvml.h`" + ` documents at ` + "`nvmlEventData_t`" + ` that NVML names the MIG instance of an XID.
+
 `)
 	return b.String()
 }

@@ -1,6 +1,6 @@
 package gpu
 
-//go:generate go test -tags grpcnotrace -run ^TestThePageOfXIDsIsMadeOfTheTable$ . -update
+//go:generate go test -tags grpcnotrace -run ^TestTheSectionOfXIDsIsMadeOfTheTable$ . -update
 
 // xidTable describes each XID in our own words. The names of engines and units, and
 // the words of Advice, are NVIDIA's.

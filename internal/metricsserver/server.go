@@ -21,7 +21,7 @@ import (
 )
 
 // Anybody in the cluster may reach the port, so nothing that a client does may cost
-// much or keep another client out (docs/decisions/0037-metrics-port.md).
+// much or keep another client out (docs/decisions/0037-the-metrics-port-has-its-own-server.md).
 const (
 	// maxConns bounds the connections that are served at once; each takes about 5 kB. A
 	// newer one takes the place of an older one; see evict.

@@ -53,7 +53,10 @@ func TestStateIsHeldWhileItsWriterLives(t *testing.T) {
 		require.NoError(t, err)
 		for _, message := range []string{life, life + " again"} {
 			say(message)
-			w = next()
+			if w = next(); w.s.Message == life+" begins" { // an event of that write came late, when it was held
+				require.NoError(t, w.err)
+				w = next()
+			}
 			require.NoError(t, w.err)
 			require.Equal(t, message, w.s.Message)
 		}

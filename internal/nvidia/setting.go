@@ -44,12 +44,12 @@ func Unfollowed(settings []Setting, variable, value string) string {
 func ToolkitSettings() []Setting {
 	const (
 		asked   = "the runtime is asked over its socket, and its files are read"
-		shim    = "the settings of gpu-oci-runtime are in a file next to it, see docs/oci-runtime.md"
+		shim    = "the settings of gpu-oci-runtime are in a file next to it, see docs/injection.md"
 		root    = "TOOLKIT_INSTALL_DIR is the directory itself, not the one above it"
 		fromOCI = "the programs are those of the image"
 	)
 	return []Setting{
-		{Variable: "CDI_KIND", Flags: []string{"cdi-kind"}, Why: "the kinds are always those of docs/toolkit-cdi.md"},
+		{Variable: "CDI_KIND", Flags: []string{"cdi-kind"}, Why: "the kinds are always those of docs/injection.md"},
 		{Variable: "CONTAINERD_RUNTIME_CONFIG_OVERRIDE", Flags: []string{"runtime-config-override"}, Same: []string{"{}"}, Why: "only the handler is added to the runtime's configuration; write further keys into that file"},
 		{Variable: "CONTAINERD_RUNTIME_TYPE", Flags: []string{"runtime-type"}, Same: []string{"io.containerd.runc.v2"}, Why: "the handler's type is always io.containerd.runc.v2"},
 		{Variable: "CONTAINERD_USE_LEGACY_CONFIG", Flags: []string{"use-legacy-config"}, Bool: true, Same: []string{"false"}, Why: "the runtime's configuration keeps its version"},

@@ -25,7 +25,7 @@ func HasBuiltin(args []string) bool {
 	return len(args) > 0 && slices.Contains([]string{"--help", "-h", "help", "--version", "version", "completion", completeCommand, manCommand}, args[0])
 }
 
-func (p Program) runBuiltin(ctx context.Context, args []string, stdout io.Writer) error {
+func (p Program) runBuiltin(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	var err error
 	switch args[0] {
 	case "--version", "version":
@@ -36,6 +36,11 @@ func (p Program) runBuiltin(ctx context.Context, args []string, stdout io.Writer
 		_, err = io.WriteString(stdout, p.complete(ctx, args[1:]))
 	case manCommand:
 		_, err = io.WriteString(stdout, p.manual(ctx))
+	case "help":
+		if len(args) > 1 { // help COMMAND is COMMAND --help
+			return p.dispatch(ctx, append(slices.Clone(args[1:]), "--help"), stdout, stderr)
+		}
+		fallthrough
 	default:
 		_, err = io.WriteString(stdout, p.Help)
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/gpuready/gpuready/internal/cmdline"
 	"github.com/gpuready/gpuready/internal/config"
 	"github.com/gpuready/gpuready/internal/inotify"
 )
@@ -81,7 +82,7 @@ func (f *Flags) Command() string {
 // Read reads the command line and, for flags that are not given, the environment.
 func (f *Flags) Read(args []string) error {
 	config.Describe(f.FlagSet, f.Env)
-	err := f.Parse(args)
+	err := cmdline.Parse(f.FlagSet, args)
 	if errors.Is(err, pflag.ErrHelp) {
 		return err
 	}
@@ -89,7 +90,7 @@ func (f *Flags) Read(args []string) error {
 		err = config.Env(f.FlagSet, f.Env)
 	}
 	if err != nil {
-		return UsageErrorf("%w; see %s --help", err, f.Name())
+		return WithExitCode(Usage, cmdline.See(err, f.Name()))
 	}
 	return nil
 }

@@ -4,6 +4,7 @@
 package program
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,6 +17,8 @@ import (
 	"syscall"
 
 	"github.com/spf13/pflag"
+
+	"github.com/gpuready/gpuready/internal/cmdline"
 )
 
 // Exit codes of every program; they are listed in its --help and are a contract.
@@ -96,7 +99,7 @@ func (p Program) errorLine(err error) string {
 func (p Program) dispatch(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	args = p.moveGlobals(args)
 	if HasBuiltin(args) {
-		return p.runBuiltin(ctx, args, stdout)
+		return p.runBuiltin(ctx, args, stdout, stderr)
 	}
 	name := ""
 	if len(args) > 0 {
@@ -108,10 +111,11 @@ func (p Program) dispatch(ctx context.Context, args []string, stdout, stderr io.
 	if i := slices.IndexFunc(p.Commands, func(c Command) bool { return c.Name == name }); i >= 0 {
 		return p.Commands[i].Run(ctx, args[1:], stdout, stderr)
 	}
+	call := cmp.Or(p.Call, p.Name)
 	if len(args) == 0 {
-		return UsageErrorf("no command; say %s", p.listCommands())
+		return WithExitCode(Usage, cmdline.See(cmdline.NoCommand(p.commandNames()), call))
 	}
-	return UsageErrorf("no command %q; say %s", name, p.listCommands())
+	return WithExitCode(Usage, cmdline.See(cmdline.UnknownCommand(name, p.commandNames()), call))
 }
 
 // moveGlobals moves global flags from before the command to after it.
@@ -138,15 +142,15 @@ func (p Program) countGlobals(args []string) (at int) {
 	return at
 }
 
-// listCommands lists the commands that are not hidden.
-func (p Program) listCommands() string {
+// commandNames returns the names of the commands that are not hidden, and of those that every program has.
+func (p Program) commandNames() []string {
 	var names []string
 	for _, c := range p.Commands {
 		if !c.Hidden {
 			names = append(names, c.Name)
 		}
 	}
-	return strings.Join(names, ", ") + " or version, or --help"
+	return append(names, "completion", "help", "version")
 }
 
 // A coded error carries the exit code of the program.

@@ -20,6 +20,7 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/internal/nodestate/record"
+	"github.com/gpuready/gpuready/internal/suggest"
 )
 
 // DefaultDir is the default directory of the proofs, a host path.
@@ -341,5 +342,5 @@ func parseLayer(name string, all []Layer) (Layer, error) {
 	for i, l := range all {
 		names[i] = string(l)
 	}
-	return "", fmt.Errorf("no layer %q; there are %s", name, strings.Join(names, ", "))
+	return "", fmt.Errorf("unknown layer %q%s", name, suggest.Known(name, names))
 }

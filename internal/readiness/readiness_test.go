@@ -293,12 +293,12 @@ func TestParseLayerNamesThoseThereAre(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, CUDA, l)
 	_, err = ParseLayer("kubelet")
-	require.EqualError(t, err, `no layer "kubelet"; there are driver, toolkit, cuda, plugin, peermem, gds, gdrcopy, mofed, fabric, vfio, vgpu`)
+	require.EqualError(t, err, `unknown layer "kubelet" (known here: driver, toolkit, cuda, plugin, peermem, gds, gdrcopy, mofed, fabric, vfio, vgpu)`)
 	l, err = ParseOptional("gds")
 	require.NoError(t, err)
 	require.Equal(t, GDS, l)
 	_, err = ParseOptional("cuda")
-	require.ErrorContains(t, err, `no layer "cuda"; there are peermem,`)
+	require.ErrorContains(t, err, `unknown layer "cuda" (known here: peermem,`)
 }
 
 func FuzzParse(f *testing.F) {

@@ -14,7 +14,7 @@ pattern=$(echo "${old#v}" | sed 's/[.]/\\./g')
 # What may follow a version: "v0.2.0" is no part of "v0.2.01" or of "v0.2.0-rc1".
 end='([^0-9A-Za-z-]|$)'
 edit() { sed -E -i "$@"; }
-git grep -lE "gpuready[^ ]*v?$pattern" -- . ':!CHANGELOG.md' ':!changelog' ':!docs/measurements' ':!docs/recordings' ':!docs/provisioning.md' ':!docs/versions.md' ':!docs/walkthroughs.md' |
+git grep -lE "gpuready[^ ]*v?$pattern" -- . ':!CHANGELOG.md' ':!changelog' ':!docs/measurements' ':!docs/recordings' ':!docs/time-to-gpu.md' ':!docs/walkthroughs.md' |
 	while read -r file; do
 		edit "s#(gpuready/[a-z,{}-]+:)v$pattern$end#\1$new\2#g; s#(gpuready[-.]v?)$pattern$end#\1${new#v}\2#g" "$file"
 		edit "s#(releases/download/|bin/release/|VERSION=)v$pattern$end#\1$new\2#g; s#(charts/gpuready(\`, version \`| --version ))$pattern$end#\1${new#v}\3#g" "$file"

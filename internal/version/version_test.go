@@ -34,7 +34,7 @@ func TestLineNamesVersionAndBuild(t *testing.T) {
 var named = regexp.MustCompile(`gpuready(?:/[a-z,{}-]+:v|[-.]v?)(\d+\.\d+\.\d+(?:-[0-9A-Za-z.]*[0-9A-Za-z])?)`)
 
 // past are texts about earlier releases: they keep what they name.
-var past = []string{"CHANGELOG.md", "changelog", "docs/measurements", "docs/recordings", "docs/provisioning.md", "docs/versions.md", "docs/walkthroughs.md"}
+var past = []string{"CHANGELOG.md", "changelog", "docs/measurements", "docs/recordings", "docs/time-to-gpu.md", "docs/walkthroughs.md"}
 
 func TestTheTreeNamesOnlyThisRelease(t *testing.T) {
 	found := 0
@@ -78,7 +78,7 @@ func TestTheChartHasThisVersion(t *testing.T) {
 	require.Contains(t, string(text), "\nappVersion: "+Release()+"\n")
 }
 
-// What docs/versions.md promises about two releases is shown with the newest one before this.
+// What docs/support.md promises about two releases is shown with the newest one before this.
 func TestTheReleaseBeforeIsTheOneThatIsTested(t *testing.T) {
 	folders, err := os.ReadDir(root + "/changelog")
 	require.NoError(t, err)

@@ -39,7 +39,7 @@ func (b *inbox) drain() []func(*model) {
 
 // A pass is followed by a rest of restPerNode for each Node, within these bounds. So in a cluster
 // of up to 500 nodes a change hardly ever waits, and in one of 5,000 there is one pass a second
-// while changes keep arriving (docs/decisions/0033-what-a-nodes-event-costs.md).
+// while changes keep arriving (docs/decisions/0033-each-reconcile-plans-all-nodes-at-a-limited-rate.md).
 const (
 	restPerNode = 200 * time.Microsecond
 	minRest     = 100 * time.Millisecond

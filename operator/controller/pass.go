@@ -104,7 +104,7 @@ func (c *Controller) withoutForeign(wanted []apply.Object) (free []apply.Object,
 		case !c.model.foreign[key]:
 			free = append(free, w)
 		case key.Kind != runtimeClassKind: // state.Render reports a RuntimeClass that does not fit
-			problems = append(problems, fmt.Errorf("%s is not this operator's: kubectl -n %s delete %s %s, or deploy the operands in another namespace (docs/moving.md)", key, key.Namespace, strings.ToLower(key.Kind.Kind), key.Name))
+			problems = append(problems, fmt.Errorf("%s is not this operator's: kubectl -n %s delete %s %s, or deploy the operands in another namespace (docs/manifests-to-operator.md)", key, key.Namespace, strings.ToLower(key.Kind.Kind), key.Name))
 		}
 	}
 	return free, problems

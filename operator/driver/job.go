@@ -104,6 +104,7 @@ func (s BuildSpec) Job() (*batchv1.Job, error) {
 		},
 	}
 	job.Spec.Template.Labels, job.Spec.Template.Spec = labels, s.pod()
+	job.Spec.Template.Annotations = map[string]string{label.DefaultContainer: job.Spec.Template.Spec.Containers[0].Name}
 	return job, nil
 }
 

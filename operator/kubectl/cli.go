@@ -11,6 +11,7 @@ import (
 
 	"sigs.k8s.io/yaml"
 
+	"github.com/gpuready/gpuready/internal/cmdline"
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/operator/kubectl/cluster"
@@ -168,8 +169,8 @@ func (c *command) parse(args []string, want ...string) error {
 	if err := c.parseNames(args); err != nil {
 		return err
 	}
-	if c.flags.NArg() != len(want) {
-		return program.UsageErrorf("%s takes %d arguments (%s), not %d; see %s --help", c.flags.Command(), len(want), strings.Join(want, " "), c.flags.NArg(), c.flags.Name())
+	if err := cmdline.CountArguments(c.flags.Command(), c.flags.NArg(), want...); err != nil {
+		return program.WithExitCode(program.Usage, cmdline.See(err, c.flags.Name()))
 	}
 	return nil
 }

@@ -297,14 +297,14 @@ func TestExplain(t *testing.T) {
 	var b bytes.Buffer
 	require.NoError(t, writeJSON(&b, broken))
 	requireGolden(t, "explain.json", b.String())
-	page, err := os.ReadFile("../../docs/kubectl-gpu.md")
+	page, err := os.ReadFile("../../docs/troubleshooting.md")
 	require.NoError(t, err)
 	_, example, _ := strings.Cut(string(page), "explain gpu-2\n")
 	example, _, _ = strings.Cut(example, "\nFirst comes")
 	rest := text(broken, style{Width: 100})
 	for part := range strings.SplitSeq(strings.TrimSuffix(example, "\n"), "    …\n") {
 		part = strings.TrimPrefix(strings.ReplaceAll("\n"+part, "\n    ", "\n"), "\n")
-		require.Contains(t, rest, part, "docs/kubectl-gpu.md shows another explanation")
+		require.Contains(t, rest, part, "docs/troubleshooting.md shows another explanation")
 	}
 
 	a := fixture()
@@ -425,14 +425,14 @@ func TestCommandLine(t *testing.T) {
 		"status":          {[]string{"status"}, 0, "ClusterPolicy gpu-cluster-policy: notReady, 1 of 2 GPU nodes ready"},
 		"status as JSON":  {[]string{"status", "-o", "json"}, 0, `"state": "notReady"`},
 		"explain":         {[]string{"explain", "gpu-2"}, 0, "ImagePullBackOff"},
-		"explain whom":    {[]string{"explain"}, 2, "explain takes 1 arguments (NODE)"},
+		"explain whom":    {[]string{"explain"}, 2, "explain takes 1 argument (NODE), not 0; see kubectl gpu explain --help"},
 		"no such node":    {[]string{"explain", "x"}, 1, "see kubectl get nodes"},
 		"timers":          {[]string{"timers"}, 0, "--max-node-provision-time"},
 		"timers, few":     {[]string{"timers", "--min-samples", "41"}, 3, "too few nodes were measured: 40"},
 		"version":         {[]string{"version"}, 0, "kubectl-gpu "},
 		"format":          {[]string{"status", "-o", "xml"}, 2, "say text, json, yaml, wide or name"},
 		"flag":            {[]string{"status", "--nope"}, 2, "see kubectl gpu status --help"},
-		"command":         {[]string{"frobnicate"}, 2, "no command"},
+		"command":         {[]string{"frobnicate"}, 2, `unknown command "frobnicate" (known here: status, explain,`},
 		"context":         {[]string{"status", "--context", "other"}, 2, "other"},
 		"help":            {[]string{"timers", "--help"}, 0, "--machine"},
 		"help of cleanup": {[]string{"cleanup", "--help"}, 0, "--startup-taint"},
@@ -694,6 +694,10 @@ func TestMigrationPlan(t *testing.T) {
 		requireGolden(t, name, b.String())
 	}
 	var b bytes.Buffer
+	require.NoError(t, migrationPlan{Next: []string{migrate.Installation()}}.text(&b, style{Width: 120}))
+	require.Contains(t, b.String(), "in a clone of gpuready's repository")
+	require.Contains(t, b.String(), "\n  helm install gpuready deployments/helm/gpuready -n gpuready-system")
+	b.Reset()
 	moves := nodeMoves{{Node: "gpu-1", Done: true}, {Node: "gpu-2", Steps: migrate.Steps(migrate.GPUReady)}, {Node: "gpu-3", Refused: []string{"the Node is not Ready"}}}
 	require.NoError(t, moves.text(&b, style{Width: 100}))
 	require.ErrorContains(t, moves.outcome(), "nodes refused: 1 of 3")
@@ -734,11 +738,11 @@ func TestMigrateUsage(t *testing.T) {
 	}{
 		"migrate --help":                     {0, "kubectl gpu migrate back NODE..."},
 		"migrate node --help":                {0, "3  the cluster cannot be read"},
-		"migrate nodes":                      {2, `migrate has no command "nodes"`},
+		"migrate nodes":                      {2, `unknown command "nodes", did you mean "node"? See kubectl gpu migrate --help`},
 		"migrate node":                       {2, "name the nodes, or say --all"},
 		"migrate back --all gpu-1":           {2, "name the nodes, or say --all"},
 		"migrate node a --timeout 0s":        {2, "--timeout must be above 0"},
-		"migrate plan gpu-1":                 {2, "plan takes 0 arguments"},
+		"migrate plan gpu-1":                 {2, "plan takes no arguments, not 1"},
 		"migrate --kubeconfig=" + kubeconfig: {3, "read Deployments: Forbidden"},
 	} {
 		var out strings.Builder

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gpuready/gpuready/internal/cmdline"
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/operator/kubectl/migrate"
@@ -90,7 +91,8 @@ func migrateCluster(ctx context.Context, args []string, stdout, stderr io.Writer
 	case "back":
 		return moveNodes(ctx, "back", migrateBackUsage, migrate.NVIDIA, args, stdout, stderr)
 	}
-	return program.UsageErrorf("migrate has no command %q; see kubectl gpu migrate --help", name)
+	err := cmdline.UnknownCommand(name, []string{"plan", "node", "back"})
+	return program.WithExitCode(program.Usage, cmdline.See(err, "kubectl gpu migrate"))
 }
 
 // readSnapshot reads the cluster.

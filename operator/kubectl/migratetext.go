@@ -40,12 +40,21 @@ func (m migrationPlan) text(w io.Writer, look style) error {
 	}
 	for i, command := range m.Next {
 		if i == 0 {
-			p.WriteString("\nnext:\n")
+			p.WriteString("\n")
+			p.line("", 0, heading(command))
 		}
 		p.WriteString("  " + command + "\n") // never wrapped, so that it can be copied
 	}
 	_, err := io.WriteString(w, p.String())
 	return err
+}
+
+// heading introduces the next commands, of which command is the first.
+func heading(command string) string {
+	if command != migrate.Installation() {
+		return "next:"
+	}
+	return "next, in a clone of gpuready's repository (the chart of a published release is " + migrate.PublishedChart() + "):"
 }
 
 func (m migrationPlan) drawOperators(p *pen) {

@@ -26,7 +26,7 @@ const serveUsage = `Show who offers a node's GPUs to pods, and who holds them; o
 
 The choice is the node's label nvidia.com/gpu.serve. Pods that run keep their GPUs: each GPU
 is offered by the other side when its pod has ended. No drain is needed, and the choice may
-be changed at any time. See docs/dra-migrate.md.
+be changed at any time. See docs/plugin-to-dra.md.
 
 With --wait it shows each change, and ends when the other side offers all GPUs that are
 healthy, and no pod of this side holds one.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
+	"github.com/gpuready/gpuready/operator/label"
 )
 
 // policySummary is a ClusterPolicy with its status.
@@ -247,16 +248,23 @@ func drawServe(p *pen, s *v1.ServeStatus) {
 		return
 	}
 	p.WriteString("\n")
-	parts := []string{fmt.Sprintf("GPUs by ResourceClaims: %d of %d nodes", s.DRA, s.Total)}
+	parts := []string{fmt.Sprintf("GPUs by ResourceClaims (DRA): %d of %d nodes that follow the policy", s.DRA, s.Total)}
 	for _, more := range []struct {
 		n    int
 		text string
-	}{{s.InProgress, "on their way"}, {s.Pending, "to come"}, {s.ByPerson, "beside them by their own label"}, {s.Unsupported, "that cannot"}} {
+	}{{s.InProgress, "on their way"}, {s.Pending, "to come"}, {s.Unsupported, "that cannot"}} {
 		if more.n > 0 {
 			parts = append(parts, fmt.Sprintf("%d %s", more.n, more.text))
 		}
 	}
-	p.line("", 0, strings.Join(parts, ", "))
+	text := strings.Join(parts, ", ")
+	switch n := s.ByPerson; {
+	case n == 1:
+		text += "; 1 more follows its own label " + label.Serve
+	case n > 1:
+		text += fmt.Sprintf("; %d more follow their own label %s", n, label.Serve)
+	}
+	p.line("", 0, text)
 	for _, w := range s.Waiting {
 		p.line(yellow, 2, w.Node+": "+w.Message)
 	}

@@ -18,6 +18,9 @@ const (
 // GPUProduct is the Node's GPU model. NFD or the validator writes it, last of all labels.
 const GPUProduct = "nvidia.com/gpu.product"
 
+// DefaultContainer is the annotation of a pod with its container for kubectl logs and exec.
+const DefaultContainer = "kubectl.kubernetes.io/default-container"
+
 // Labels of Nodes that the operator writes or that configure it.
 const (
 	// Present marks a Node that has an NVIDIA GPU.

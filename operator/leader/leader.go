@@ -9,7 +9,7 @@
 //   - The Lease belongs to an installation: its replicas take precedence, and other
 //     installations stand down while it is installed and has a leader (see claimTimeout).
 //
-// See docs/decisions/0032-who-leads.md for the reasons.
+// See docs/decisions/0032-operators-elect-a-leader-by-one-lease-in-kube-system.md for the reasons.
 package leader
 
 import (

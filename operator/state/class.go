@@ -18,7 +18,7 @@ import (
 // handler. Pods that were written for NVIDIA's stack name the RuntimeClass nvidia. With CDI or NRI a
 // container gets the GPUs that it requests as a resource whatever the class's handler is. So the class may name a handler that every
 // node already has, such as runc, and no container runtime is restarted to add one
-// (docs/decisions/0050-the-runtimeclass-nvidia.md). chooseHandler says which it is.
+// (docs/decisions/0050-runtimeclass-nvidia-gets-the-handler-that-every-node-has.md). chooseHandler says which it is.
 
 // plainHandlers are the handlers of OCI runtimes that run every container, in the order in which they
 // are chosen. Sandboxes such as Kata are not among them.

@@ -15,7 +15,7 @@ import (
 
 // draDriver adds the DaemonSet and the DeviceClasses of the DRA driver. Its account, rights and
 // admission policy are installed with the operator, which may grant none
-// (docs/decisions/0058-what-the-operator-makes-for-dra.md).
+// (docs/decisions/0058-the-operator-creates-daemonset-and-deviceclasses-for-dra.md).
 func (r *renderer) draDriver() error {
 	spec := &r.spec.DRADriver
 	if !spec.IsEnabled() {

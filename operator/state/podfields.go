@@ -32,6 +32,9 @@ func (r *renderer) applyPodFields(s progress.State, d *appsv1.DaemonSet, own pod
 	annotations := r.annotations("daemonsets.annotations", spec.Annotations)
 	maps.Copy(annotations, r.annotations(own.path+".annotations", own.spec.Annotations))
 	maps.Copy(annotations, pod.Annotations)
+	if len(pod.Spec.InitContainers)+len(pod.Spec.Containers) > 1 {
+		annotations[label.DefaultContainer] = pod.Spec.Containers[0].Name
+	}
 	pod.Annotations = nil
 	if len(annotations) > 0 {
 		pod.Annotations = annotations

@@ -132,7 +132,7 @@ func TestToolkitsUnfollowedVariablesAreReported(t *testing.T) {
 	_, problems := render(t, Input{Policy: policy(t, `{toolkit: {env: [{name: CREATE_DEVICE_NODES, value: none}, {name: NO_DAEMON, value: "false"}, {name: NVIDIA_CONTAINER_RUNTIME_MODE, value: legacy}, {name: HTTP_PROXY, value: x}]}}`),
 		Cluster: cluster, Injections: every})
 	require.Equal(t, "toolkit.env CREATE_DEVICE_NODES: missing control device nodes are always created\n"+
-		"toolkit.env NVIDIA_CONTAINER_RUNTIME_MODE: the settings of gpu-oci-runtime are in a file next to it, see docs/oci-runtime.md", messages(problems))
+		"toolkit.env NVIDIA_CONTAINER_RUNTIME_MODE: the settings of gpu-oci-runtime are in a file next to it, see docs/injection.md", messages(problems))
 }
 
 // The proofs of NVIDIA's validator are containers of their own, each with WITH_WORKLOAD.

@@ -318,7 +318,7 @@ func (in Input) otherPluginsCondition() metav1.Condition {
 		sets = append(sets, fmt.Sprintf("DaemonSet %s on node %s (kubectl -n %s delete daemonsets -l %s=%s)", set, node, set.Namespace, label.PartOf, label.Product))
 	}
 	return condition(v1.ConditionContested, metav1.ConditionTrue, ReasonAnotherInstallation, fmt.Sprintf(
-		"another installation's device plugin runs on nodes of this policy, and the kubelet uses whichever registered last; delete it (docs/moving.md): %s", nameFirst(sets)))
+		"another installation's device plugin runs on nodes of this policy, and the kubelet uses whichever registered last; delete it (docs/manifests-to-operator.md): %s", nameFirst(sets)))
 }
 
 // nameFirst names the first few of many.

@@ -451,7 +451,7 @@ func TestOrderOfUpgrades(t *testing.T) {
 	}
 }
 
-// As docs/upgrade-pool.md says.
+// As docs/upgrade.md says.
 func TestAtMostFiveOfAHundredNodes(t *testing.T) {
 	limit := func(s string) *intstr.IntOrString { v := intstr.Parse(s); return &v }
 	for name, c := range map[string]struct {

@@ -11,7 +11,7 @@
 //
 // and upgrade-failed from any of them. Leaving upgrade-required and cordoning are one
 // write, and so are uncordoning and upgrade-done. One plan passes through all states that
-// have nothing to wait for. See docs/operator-upgrade.md.
+// have nothing to wait for. See docs/upgrade.md.
 package upgrade
 
 import (

@@ -62,7 +62,7 @@ func TestInvalidFlagsAreRejected(t *testing.T) {
 		`--span "ready:steady": want FROM:TO of the step`:      "compare a b --span ready:steady",
 		"history takes at least one report":                    "history",
 		"steps takes no arguments":                             "steps all",
-		"no command \"measur\"":                                "measur",
+		`unknown command "measur", did you mean "measure"? See gpu-provision --help`: "measur",
 	} {
 		code, _, stderr := run(t, strings.Fields(args)...)
 		require.Equal(t, 2, code, args)

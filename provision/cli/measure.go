@@ -48,7 +48,7 @@ Examples:
     --remove-node 'cloud delete $GPU_PROVISION_NODE'
   gpu-provision measure --test node-reboot --node gpu-1 --reboot 'ssh gpu-1 sudo systemctl reboot'
 
-docs/provisioning.md lists the RBAC rules that it needs.
+docs/time-to-gpu.md lists the RBAC rules that it needs.
 
 `
 

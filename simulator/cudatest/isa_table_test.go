@@ -176,8 +176,8 @@ func TestEachFormOfTheISAIsServedOrRefused(t *testing.T) {
 
 const (
 	tablePage  = "../../docs/simulator.md"
-	tableBegin = "<!-- Made of simulator/cudatest/testdata/isa.txt by: go test ./simulator/cudatest -run TheTable -update -->\n"
-	tableEnd   = "<!-- end -->\n"
+	tableBegin = "<!-- PTX: made by go test ./simulator/cudatest -run TheTable -update -->\n"
+	tableEnd   = "<!-- end of PTX -->\n"
 )
 
 // table renders the forms: a row for each instruction, its forms by the version that brought them.
@@ -254,12 +254,5 @@ func cell(forms []form, served bool) string {
 
 // The page says what the interpreter does: TestEachFormOfTheISAIsServedOrRefused holds the same file against it.
 func TestTheTableIsInTheDocumentation(t *testing.T) {
-	page, err := os.ReadFile(tablePage)
-	require.NoError(t, err)
-	before, rest, ok := strings.Cut(string(page), tableBegin)
-	require.True(t, ok)
-	_, after, ok := strings.Cut(rest, tableEnd)
-	require.True(t, ok)
-	want := before + tableBegin + table(readISA(t)) + "\n" + tableEnd + after
-	golden.Require(t, tablePage, want)
+	golden.RequireSection(t, tablePage, tableBegin, tableEnd, table(readISA(t))+"\n")
 }

@@ -174,9 +174,9 @@ func TestMistakesGetOneLineAndTheNextAction(t *testing.T) {
 		exit int
 		want string
 	}{
-		{"fly", 2, `gpusim: no command "fly"; say profiles, up,`},
+		{"fly", 2, `gpusim: unknown command "fly"`},
 		{"up", 2, "gpusim: up: --profile is missing; gpusim profiles lists them"},
-		{"up --profile h100", 1, `no profile is named "h100"; there are a100-80gb, b200, dgx-2,`},
+		{"up --profile h100", 1, `unknown profile "h100"; there are a100-80gb, b200, dgx-2,`},
 		{"up --profile t4 --gpus 9", 1, "profile t4 has 1 to 8 GPUs, not 9"},
 		{"up --profile t4 --driver-version ../x", 2, `--driver-version: "../x" is no driver version`},
 		{"up --profile t4 --lib-dir /nowhere", 1, "build it with make, or name its folder with --lib-dir"},
@@ -208,7 +208,7 @@ func TestMistakesGetOneLineAndTheNextAction(t *testing.T) {
 		{"up --profile t4 --nvml-call-cost -1ms", 2, "--nvml-call-cost: -1ms is not 0 to 10s"},
 		{"cost --root " + root, 2, "give --init or --call"},
 		{"cost --root " + root + " --call 1m", 2, "--call: 1m0s is not 0 to 10s"},
-		{"cost --root " + root + " --init 200", 2, "missing unit in duration"},
+		{"cost --root " + root + " --init 200", 2, "is not a duration, such as 30s or 5m"},
 		{"cost --root " + none + " --init 1s", 1, "no simulated driver"},
 		{"serve", 2, "gpusim: serve: --profile is missing; gpusim profiles lists them"},
 		{"serve --profile t4 --root driver", 2, `--root: "driver" is no absolute path`},

@@ -22,6 +22,7 @@ const stubsHeader = `/*
  * What nvml.h declares and the simulator does not do: every call answers "not
  * supported" (before nvmlInit: "uninitialized"), as for a feature that the GPU
  * lacks. nvml.h is not included: these functions look at no argument.
+ * THIRD_PARTY.md has NVIDIA's notice of nvml.h.
  */
 int gpusim_not_supported(void);
 

@@ -108,7 +108,7 @@ func Names() []string {
 // Get returns a profile that comes with the program.
 func Get(name string) (*Profile, error) {
 	if !slices.Contains(Names(), name) {
-		return nil, fmt.Errorf("no profile is named %q; there are %s, and --profile also takes a file", name, strings.Join(Names(), ", "))
+		return nil, fmt.Errorf("unknown profile %q; there are %s, and --profile also takes a file", name, strings.Join(Names(), ", "))
 	}
 	file := path.Join("data/profiles", name+".yaml")
 	text, err := data.ReadFile(file)

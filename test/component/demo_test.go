@@ -75,20 +75,24 @@ func TestDemoSpeaksJSON(t *testing.T) {
 }
 
 func TestDemoFailsWithStepReasonAndNextAction(t *testing.T) {
-	for _, c := range []struct{ name, step, reason string }{
-		{"driver", "driver", "version"},
-		{"cdi", "toolkit", "read-only"},
-		{"memory", "validator", "layer cuda"},
-		{"permission", "pod", "permi"},
+	for _, c := range []struct{ name, step, reason, next string }{
+		{"driver", "driver", "version", "kernel modules"},
+		{"cdi", "toolkit", "read-only", "writable"},
+		{"memory", "validator", "layer cuda", "CUDA_VISIBLE_DEVICES=GPU-"},
+		{"permission", "pod", "permi", "let the container runtime inject the GPU"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			out, errs, exit := demo(t, "--break", c.name)
 			require.Equal(t, 1, exit, out+errs)
-			tail := errs[strings.Index(errs, "gpuready: CUDA job FAILED"):]
+			require.True(t, strings.HasPrefix(errs, "gpuready: CUDA job FAILED\n"), "the reason comes first: %s", errs)
+			tail := errs
 			require.Contains(t, tail, "  step    "+c.step+"\n")
 			require.Contains(t, strings.ToLower(tail), c.reason)
-			_, next, _ := strings.Cut(tail, "  next    ")
-			require.NotEmpty(t, strings.TrimSpace(next))
+			_, next, _ := strings.Cut(tail, "\n  next    ")
+			next, rest, _ := strings.Cut(next, "\n")
+			require.Contains(t, next, c.next)
+			require.True(t, rest == "" || strings.HasPrefix(rest, "  log     ") && strings.Count(rest, "\n") == 1, rest)
+			require.LessOrEqual(t, strings.Count(tail, "out of service"), 1, tail)
 		})
 	}
 }
@@ -104,7 +108,7 @@ func TestDemoRefusesUnknownOptions(t *testing.T) {
 
 func TestAFailedDemoSpeaksJSON(t *testing.T) {
 	for _, c := range []struct{ args, step, err, next string }{
-		{"--break cdi --gpus 2", "toolkit", "read-only", "gpu-toolkit"},
+		{"--break cdi --gpus 2", "toolkit", "read-only", "writable"},
 		{"--profile h100-sxm --timeout 1ms", "", "not done within 1ms (--timeout)", "give it more time: --timeout"},
 	} {
 		out, errs, exit := demo(t, append(strings.Fields(c.args), "-o", "json")...)

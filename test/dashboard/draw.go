@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	_ "embed"
 	"encoding/json"
@@ -22,6 +23,10 @@ var noData = map[string]string{
 	"Layers not proven":                  "every layer of every node is proven",
 	"Runtime not configured":             "every runtime is configured",
 	"Pools without the driver asked for": "every pool gets its driver",
+	"Devices in ResourceSlices":          "no node serves ResourceClaims",
+	"Claims":                             "no node serves ResourceClaims",
+	"Errors while publishing":            "no node serves ResourceClaims",
+	"Nodes by how pods get their GPUs":   "the policy has no DRA driver",
 }
 
 // dashboard is the part of dashboard.json that is drawn.
@@ -34,18 +39,35 @@ type panel struct {
 	Type, Title, Description string
 	GridPos                  struct{ X, Y, W, H int }
 	FieldConfig              struct {
-		Defaults struct {
-			Unit       string
-			Thresholds struct{ Steps []threshold }
+		Defaults  defaults
+		Overrides []struct {
+			Matcher    struct{ Options string }
+			Properties []struct{ Value int } // the only property is a width
 		}
 	}
+	Options struct{ Legend struct{ Placement string } }
 	Targets []struct {
 		Expr, LegendFormat string
 		Instant            bool
 	}
-	Transformations []struct {
-		Options struct{ ExcludeByName map[string]bool }
+	Transformations []struct{ Options organization }
+}
+
+// defaults are the unit and the look of a panel's values.
+type defaults struct {
+	Unit       string
+	Thresholds struct{ Steps []threshold }
+	Custom     struct{ Stacking struct{ Mode string } }
+	Mappings   []struct {
+		Options map[string]struct{ Text, Color string }
 	}
+}
+
+// organization hides columns of a table, and orders and names the others.
+type organization struct {
+	ExcludeByName map[string]bool
+	IndexByName   map[string]int
+	RenameByName  map[string]string
 }
 
 // threshold is the colour of values from Value on; a nil Value is the first one's.
@@ -58,11 +80,14 @@ type threshold struct {
 type drawing struct {
 	Type, Title, Unit string
 	X, Y, W, H        int
-	Thresholds        []threshold `json:",omitempty"`
-	Series            []line      `json:",omitempty"`
-	Columns           []string    `json:",omitempty"`
-	Rows              [][]string  `json:",omitempty"`
-	Note              string      `json:",omitempty"` // why there is nothing
+	Beside, Stacked   bool              // the legend, and the lines
+	Thresholds        []threshold       `json:",omitempty"`
+	Colors            map[string]string `json:",omitempty"` // by value
+	Series            []line            `json:",omitempty"`
+	Columns           []string          `json:",omitempty"`
+	Widths            []int             `json:",omitempty"` // of the columns; 0: what the others leave
+	Rows              [][]string        `json:",omitempty"`
+	Note              string            `json:",omitempty"` // why there is nothing
 }
 
 // line is a series of a panel: seconds since 1970 and values, or one value.
@@ -114,8 +139,7 @@ func drawRecording(ctx context.Context, dir string) (empty []string, err error) 
 func (p *prometheusServer) evaluate(ctx context.Context, d dashboard, s span) ([]drawing, error) {
 	var all []drawing
 	for _, one := range d.Panels {
-		defaults := one.FieldConfig.Defaults
-		made := drawing{Type: one.Type, Title: one.Title, Unit: defaults.Unit, Thresholds: defaults.Thresholds.Steps, X: one.GridPos.X, Y: one.GridPos.Y, W: one.GridPos.W, H: one.GridPos.H}
+		made := one.layOut()
 		for _, target := range one.Targets {
 			found, err := p.query(ctx, expandVariables(target.Expr), s, !target.Instant)
 			if err != nil {
@@ -123,7 +147,9 @@ func (p *prometheusServer) evaluate(ctx context.Context, d dashboard, s span) ([
 			}
 			switch one.Type {
 			case "table":
-				made.Columns, made.Rows = tabulate(found, one.excluded())
+				var labels []string
+				labels, made.Rows = tabulate(found, one.Transformations[0].Options)
+				made.Columns, made.Widths = one.head(labels)
 			default:
 				made.Series = append(made.Series, lines(found, target.LegendFormat)...)
 			}
@@ -141,43 +167,64 @@ func expandVariables(expr string) string {
 	return strings.NewReplacer("$__rate_interval", "1m", "$node", ".*").Replace(expr)
 }
 
-// excluded returns the columns that a table hides.
-func (p panel) excluded() map[string]bool {
-	hidden := map[string]bool{}
-	for _, t := range p.Transformations {
-		maps.Copy(hidden, t.Options.ExcludeByName)
+// layOut returns the drawing of a panel, without data.
+func (p panel) layOut() drawing {
+	defaults, at := p.FieldConfig.Defaults, p.GridPos
+	colors := map[string]string{}
+	for _, m := range defaults.Mappings {
+		for value, shown := range m.Options {
+			colors[value] = shown.Color
+		}
 	}
-	return hidden
+	return drawing{
+		Type: p.Type, Title: p.Title, Unit: defaults.Unit, X: at.X, Y: at.Y, W: at.W, H: at.H,
+		Beside: p.Options.Legend.Placement == "right", Stacked: defaults.Custom.Stacking.Mode == "normal",
+		Thresholds: defaults.Thresholds.Steps, Colors: colors,
+	}
 }
 
-// tabulate returns the rows of a table: the labels of each series, and its value.
-func tabulate(found []series, hidden map[string]bool) (columns []string, rows [][]string) {
-	has := map[string]bool{}
+// head returns the titles of the columns of a table, and their widths.
+func (p panel) head(labels []string) (titles []string, widths []int) {
+	for _, label := range labels {
+		title, width := cmp.Or(p.Transformations[0].Options.RenameByName[label], label), 0
+		for _, o := range p.FieldConfig.Overrides {
+			if o.Matcher.Options == title {
+				width = o.Properties[0].Value
+			}
+		}
+		titles, widths = append(titles, title), append(widths, width)
+	}
+	return titles, widths
+}
+
+// tabulate returns the rows of a table, and the labels that are its columns. The label Value is the value of
+// a series.
+func tabulate(found []series, shown organization) (labels []string, rows [][]string) {
+	has := map[string]bool{"Value": !shown.ExcludeByName["Value"]}
 	for _, s := range found {
 		for label := range s.Metric {
-			has[label] = !hidden[label]
+			has[label] = !shown.ExcludeByName[label]
 		}
 	}
 	for _, label := range slices.Sorted(maps.Keys(has)) {
 		if has[label] {
-			columns = append(columns, label)
+			labels = append(labels, label)
 		}
 	}
+	slices.SortStableFunc(labels, func(a, b string) int { return cmp.Compare(shown.IndexByName[a], shown.IndexByName[b]) })
 	for _, s := range found {
 		var row []string
-		for _, label := range columns {
-			row = append(row, s.Metric[label])
-		}
-		if !hidden["Value"] {
-			row = append(row, fmt.Sprint(s.Value.value))
+		for _, label := range labels {
+			if label == "Value" {
+				row = append(row, fmt.Sprint(s.Value.value))
+			} else {
+				row = append(row, s.Metric[label])
+			}
 		}
 		rows = append(rows, row)
 	}
-	if !hidden["Value"] {
-		columns = append(columns, "Value")
-	}
 	slices.SortFunc(rows, slices.Compare)
-	return columns, rows
+	return labels, rows
 }
 
 var placeholder = regexp.MustCompile(`\{\{ *(\w+) *\}\}`)

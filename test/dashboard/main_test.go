@@ -31,11 +31,26 @@ func TestPanelsAreDrawnFromResults(t *testing.T) {
 
 	found = nil
 	require.NoError(t, json.Unmarshal([]byte(`[{"metric": {"pod": "p", "pool": "b"}, "value": [10, "3"]}, {"metric": {"pool": "a", "state": "done"}, "value": [10, "2"]}]`), &found))
-	columns, rows := tabulate(found, map[string]bool{"pod": true})
-	require.Equal(t, []string{"pool", "state", "Value"}, columns)
+	shown := organization{
+		ExcludeByName: map[string]bool{"pod": true},
+		IndexByName:   map[string]int{"pool": 0, "state": 1, "Value": 2},
+		RenameByName:  map[string]string{"pool": "Pool", "state": "State", "Value": "Nodes"},
+	}
+	labels, rows := tabulate(found, shown)
+	require.Equal(t, []string{"pool", "state", "Value"}, labels)
 	require.Equal(t, [][]string{{"a", "done", "2"}, {"b", "", "3"}}, rows)
-	columns, _ = tabulate(found, map[string]bool{"pod": true, "Value": true})
-	require.Equal(t, []string{"pool", "state"}, columns)
+
+	var p panel
+	require.NoError(t, json.Unmarshal([]byte(`{"fieldConfig": {"overrides": [
+		{"matcher": {"id": "byName", "options": "State"}, "properties": [{"id": "custom.width", "value": 80}]}]}}`), &p))
+	p.Transformations = append(p.Transformations, struct{ Options organization }{shown})
+	titles, widths := p.head(labels)
+	require.Equal(t, []string{"Pool", "State", "Nodes"}, titles)
+	require.Equal(t, []int{0, 80, 0}, widths)
+
+	shown.ExcludeByName["Value"] = true
+	labels, _ = tabulate(found, shown)
+	require.Equal(t, []string{"pool", "state"}, labels)
 }
 
 // TestReasonsAreOfPanels keeps the reasons for empty panels beside the panels.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/gpuready/gpuready/internal/cmdline"
 	"github.com/gpuready/gpuready/simulator/profile"
 )
 
@@ -44,8 +45,8 @@ func parse(args []string) (options, error) {
 	f.DurationVar(&o.timeout, "timeout", 2*time.Minute, "give up after this long")
 	f.BoolVarP(&o.help, "help", "h", false, "show this help")
 	f.Usage = func() {}
-	if err := f.Parse(args); err != nil {
-		return o, fmt.Errorf("%w; see demo --help", err)
+	if err := cmdline.Parse(f, args); err != nil {
+		return o, cmdline.See(err, "demo")
 	}
 	o.simulate = f.Changed("profile") || f.Changed("gpus") || f.Changed("break")
 	if f.NArg() > 0 {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -15,6 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuready/gpuready/internal/cdi"
+	"github.com/gpuready/gpuready/internal/contract"
+	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/gpu/nvml"
 	"github.com/gpuready/gpuready/internal/kubelettest"
 	"github.com/gpuready/gpuready/internal/nodestate"
@@ -108,7 +111,7 @@ func (r *pipeline) run(ctx context.Context) error {
 		{"toolkit", "write CDI specs", "bin/gpu-toolkit plan shows what it would write", r.toolkit},
 		{"device plugin", "advertise GPUs to the kubelet", "bin/gpu-device-plugin devices shows what it would advertise", r.devicePlugin},
 		{"validator", "prove driver, toolkit, CUDA and plugin", "bin/gpu-validator run names the layer", r.validator},
-		{"pod", "run vectoradd in a pod that asks for one GPU", "bin/vectoradd --help lists what its exit codes mean", r.pod},
+		{"pod", "run vectoradd in a pod that asks for one GPU", "let the container runtime inject the GPU (CDI), or give the user access", r.pod},
 	}
 	if driverFirst {
 		steps[0], steps[1] = steps[1], steps[0]
@@ -141,7 +144,7 @@ func (r *pipeline) explain(name, next string, err error) error {
 	if errors.As(err, &at) {
 		name = at.step
 	} else {
-		at = &stepError{step: name, err: err, next: next}
+		at = &stepError{step: name, err: err, next: cmp.Or(actionFor(err), next)}
 	}
 	if at.next == "" {
 		at.next = next
@@ -321,9 +324,47 @@ func (r *pipeline) pod(ctx context.Context) (string, error) {
 		passed += " (SIMULATED)"
 	}
 	if exit != 0 || !strings.Contains(out, passed+"\n") {
-		return "", fmt.Errorf("vectoradd exited with %d:\n%s", exit, indent(out))
+		return "", fmt.Errorf("vectoradd exited with %d: %s", exit, errorLine(out))
 	}
 	return strings.TrimPrefix(strings.Join(admitted.CDIDevices, ", "), cdi.KindGPU+"=") + " → vectoradd: " + passed, nil
+}
+
+// errorLine returns the line of vectoradd's output with its error, or all of it if there is none.
+func errorLine(out string) string {
+	for line := range strings.Lines(out) {
+		if text, is := strings.CutPrefix(line, "vectoradd: "); is {
+			return strings.TrimSpace(text)
+		}
+	}
+	return strings.TrimSpace(out)
+}
+
+// stateError is the state of a component that has failed.
+type stateError struct {
+	component nodestate.Component
+	reason    gpu.Reason
+	message   string
+}
+
+func (e *stateError) Error() string { return fmt.Sprintf("%s: %s", e.reason, e.message) }
+
+// actionFor returns what a person should do about an error, by the table of reasons; "": it is not known.
+func actionFor(err error) string {
+	by, reason := contract.Toolkit, "VersionMismatch"
+	if failed, is := errors.AsType[*stateError](err); is {
+		reason = string(failed.reason)
+		if failed.component == nodestate.DevicePlugin {
+			by = contract.DevicePlugin
+		}
+	} else if !errors.Is(err, gpu.ErrVersionMismatch) {
+		return ""
+	}
+	for _, r := range contract.Reasons() {
+		if r.By == by && r.Reason == reason {
+			return r.Next
+		}
+	}
+	return ""
 }
 
 // waitReady waits until a component's state is Ready; Failed ends the wait.
@@ -341,7 +382,7 @@ func waitReady(ctx context.Context, c nodestate.Component) (nodestate.State, err
 		case nodestate.Ready:
 			stop()
 		case nodestate.Failed:
-			failed = fmt.Errorf("%s: %s", s.Reason, s.Message)
+			failed = &stateError{c, s.Reason, s.Message}
 			stop()
 		}
 	})

@@ -55,14 +55,16 @@ type screen struct {
 	out   io.Writer
 	json  bool
 	color bool
-	began time.Time
-	steps []step
+
+	verbose bool // the programs' logs are shown as they come
+	began   time.Time
+	steps   []step
 
 	columns int // of the terminal; 0: lines are not wrapped
 }
 
 func newScreen(out io.Writer, o options, color bool, columns int) *screen {
-	return &screen{out: out, json: o.output == "json", color: color, began: time.Now(), columns: columns}
+	return &screen{out: out, json: o.output == "json", color: color, verbose: o.verbose, began: time.Now(), columns: columns}
 }
 
 // nameWidth is the width of a step's name.
@@ -167,11 +169,13 @@ func (s *screen) failed(r result, err error) int {
 	errors.As(err, &at)
 	s.printf(s.color, "\r\033[K")
 	if !s.json {
-		if at.log != "" {
-			fmt.Fprintf(os.Stderr, "\nthe last that %s logged\n%s\n", at.step, indent(at.log))
-		}
 		const indent = len("  reason  ")
-		fmt.Fprintf(os.Stderr, "gpuready: CUDA job FAILED\n  step    %s\n  reason  %s\n  next    %s\n", at.step, s.wrap(indent, at.err.Error()), s.wrap(indent, at.next))
+		// The last lines may be commands to paste: they are not wrapped.
+		fmt.Fprintf(os.Stderr, "gpuready: CUDA job FAILED\n  step    %s\n  reason  %s\n  next    %s\n",
+			at.step, s.wrap(indent, at.err.Error()), at.next)
+		if at.log != "" && !s.verbose {
+			fmt.Fprintf(os.Stderr, "  log     %s --verbose\n", strings.Join(os.Args, " "))
+		}
 	}
 	r.Error, r.Step, r.Next, r.Log = at.err.Error(), at.step, at.next, at.log
 	return s.printJSON(r, exitFailed)

@@ -3,12 +3,15 @@ package driver
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -69,8 +72,8 @@ func (k kernelOf) Uname(u *unix.Utsname) error {
 	return nil
 }
 
-// TestDriverToolkitCompilesForNVIDIA stands in for NVIDIA's driver container with a shell that handles
-// the shared folder. It must get modules for a real kernel that modprobe finds.
+// TestDriverToolkitCompilesForNVIDIA does to the shared folder what NVIDIA's driver container does. It
+// must get modules for a real kernel that modprobe finds.
 func TestDriverToolkitCompilesForNVIDIA(t *testing.T) {
 	vm.SkipUnlessEnabled(t)
 	k := vm.FetchKernel(t, vm.Linux612)
@@ -87,27 +90,37 @@ func TestDriverToolkitCompilesForNVIDIA(t *testing.T) {
 		require.NoError(t, <-done)
 	}()
 
+	// NVIDIA's container offers the driver and its environment.
+	at := func(name string) string { return filepath.Join(side.Dir, name) }
+	name := "NVIDIA-Linux-" + map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[runtime.GOARCH] + "-" + version + ".run"
+	unpack := fmt.Sprintf("mkdir \"$3\" && cp -R '%s' \"$3/kernel-open\"\n", source)
+	env := fmt.Sprintf("PATH=%q\nDRIVER_VERSION=%q\nKERNEL_MODULE_TYPE=%q\n", os.Getenv("PATH"), version, "auto")
+	require.NoError(t, os.Mkdir(at("drivers"), 0o755))
+	require.NoError(t, os.WriteFile(at("drivers/"+name), []byte(unpack), 0o644))
+	require.NoError(t, os.WriteFile(at("env"), []byte(env), 0o644))
+	require.NoError(t, os.WriteFile(at("dir_prepared"), nil, 0o644))
+
+	// It waits for the modules, and installs them. The test's own time limit ends a wait for ever.
+	for _, mark := range []string{"driver_build_started", "driver_built"} {
+		for {
+			if text, err := os.ReadFile(at("driver_toolkit_broken")); err == nil {
+				require.FailNow(t, "the side-car cannot build", "%s", text)
+			}
+			if _, err := os.Stat(at(mark)); err == nil {
+				break
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+	}
 	base := t.TempDir()
-	main := exec.CommandContext(ctx, "sh", "-euc", `
-		mkdir "$1/drivers"
-		echo "mkdir \"\$3\"; cp -r '$2' \"\$3/kernel-open\"" > "$1/drivers/NVIDIA-Linux-$(uname -m)-$DRIVER_VERSION.run"
-		env | sed 's/=/="/' | sed 's/$/"/' > "$1/env"
-		touch "$1/dir_prepared"
-		until [ -f "$1/driver_build_started" ]; do
-			[ ! -f "$1/driver_toolkit_broken" ] || { cat "$1/driver_toolkit_broken"; exit 3; }
-			sleep 0.1
-		done
-		until [ -f "$1/driver_built" ]; do sleep 0.1; done
-		mkdir -p "$3/lib/modules/$4"
-		cp -r "$1/modules"/* "$3/lib/modules/$4"
-		modprobe -d "$3" -S "$4" --show-depends -a nvidia nvidia-uvm nvidia-modeset
-	`, "sh", side.Dir, source, base, k.Release)
-	main.Env = append(os.Environ(), "DRIVER_VERSION="+version, "KERNEL_MODULE_TYPE=auto")
-	out, err := main.CombinedOutput()
+	require.NoError(t, os.CopyFS(filepath.Join(base, "lib/modules", k.Release), os.DirFS(at("modules"))))
+	modules := []string{"nvidia", "nvidia-uvm", "nvidia-modeset"}
+	show := append([]string{"-d", base, "-S", k.Release, "--show-depends", "-a"}, modules...)
+	out, err := exec.CommandContext(ctx, "modprobe", show...).CombinedOutput()
 	require.NoError(t, err, string(out))
 	video := filepath.Join(base, "lib/modules", k.Release, "kernel/drivers/video")
 	require.Equal(t, []string{"nvidia.ko", "nvidia.ko", "nvidia-uvm.ko", "nvidia.ko", "nvidia-modeset.ko"}, loadedBy(string(out)), "%s", out)
-	require.NoError(t, kernel.CheckBuilt(video, []string{"nvidia", "nvidia-uvm", "nvidia-modeset"}, k.Release, version))
+	require.NoError(t, kernel.CheckBuilt(video, modules, k.Release, version))
 	require.Len(t, read(t, video), 3)
 	empty(t, side.Work)
 }

@@ -20,7 +20,7 @@ endif
 # Tests with a separate target.
 APART := ^Test(DevicePlugin|KubeletRestarts|KubernetesVersion)
 
-E2E_RUN = GPUREADY_E2E='$(CURDIR)/$(BIN)' $(GO) test $(TAGS) -count=1 -v ./test/e2e
+E2E_RUN = GPUREADY_E2E='$(CURDIR)/$(BIN)' $(GO) test -count=1 -v ./test/e2e
 
 .PHONY: e2e e2e-versions e2e-timeline e2e-deviceplugin e2e-restarts e2e-images e2e-build
 e2e: e2e-images ## play the scenarios on a real cluster, with the images and manifests of this tree
@@ -42,8 +42,8 @@ e2e-versions: e2e-images ## bring up GPUs on each version of Kubernetes from 1.3
 	done
 
 e2e-images: packages-cluster images $(BIN)/kubectl-gpu
-	@GPUREADY_IMAGES='$(abspath $(IMAGE_DIR))' $(GO) test $(TAGS) -count=1 -run '^TestBuilt' ./deployments/images/build
+	@GPUREADY_IMAGES='$(abspath $(IMAGE_DIR))' $(GO) test -count=1 -run '^TestBuilt' ./deployments/images/build
 	@$(MAKE) --no-print-directory images VERSION=$(NEXT) IMAGE_DIR='$(BIN)/images-next' IMAGE_ARGS='device-plugin toolkit validator driver-simulator' >/dev/null
 
 e2e-build: packages-machine packages-containers packages-runtimes e2e-images chart bundle $(addprefix $(BIN)/,standin simkernel gpu-provision tools/helm tools/cosign tools/registry olm/clusterserviceversions.json)
-	@$(GO) run $(TAGS) ./test/lab/cluster/tool build # not within the suites' time limits
+	@$(GO) run ./test/lab/cluster/tool build # not within the suites' time limits

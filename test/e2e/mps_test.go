@@ -157,7 +157,7 @@ func withoutMPSDaemonNothingIsAllocated(t *testing.T, s *Suite) {
 	s.RequireFree(t, "n1", 1)
 }
 
-// gpusNoLongerSharedAreAsBefore follows docs/device-plugin-configuration.md.
+// gpusNoLongerSharedAreAsBefore follows docs/configuration.md.
 func gpusNoLongerSharedAreAsBefore(t *testing.T, s *Suite) {
 	s.Delete(t, "mps.yaml") // does not delete the namespace
 	s.World.Until(t, "mps-daemon is gone", func() error {

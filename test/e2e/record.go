@@ -13,6 +13,7 @@ import (
 	"regexp"
 	"strings"
 	"time"
+	"unicode/utf8"
 )
 
 // recordVariable names the environment variable with the folder into which walkthroughs are recorded.
@@ -59,9 +60,8 @@ func (r *recording) print(after time.Duration, text string) error {
 	return err
 }
 
-// command writes a command with what the page says of it, the time that it was repeated before, and what
-// it printed in the end.
-func (r *recording) command(about, line string, waited time.Duration, printed []chunk) error {
+// command writes a command with what the page says of it, and what it printed.
+func (r *recording) command(about, line string, printed []chunk) error {
 	if r == nil {
 		return nil
 	}
@@ -75,7 +75,7 @@ func (r *recording) command(about, line string, waited time.Duration, printed []
 	}
 	err = errors.Join(err, r.print(300*time.Millisecond, "\r\n"))
 	lines, last := 0, "\n"
-	for _, c := range append([]chunk{{after: waited}}, printed...) {
+	for _, c := range printed {
 		if c.after > longestWait && strings.HasSuffix(last, "\n") {
 			err = errors.Join(err, r.print(c.after, fmt.Sprintf("\x1b[2m… %.0f s later\x1b[0m\r\n", c.after.Seconds())))
 			c.after = 0
@@ -126,17 +126,33 @@ func runOnTerminal(cmd *exec.Cmd) ([]chunk, error) {
 	}
 	var printed []chunk
 	last := time.Now()
-	for r, buffer := bufio.NewReader(out), make([]byte, 64<<10); ; {
-		n, err := r.Read(buffer)
-		if n > 0 {
-			printed = append(printed, chunk{time.Since(last), string(buffer[:n])})
+	for r, buffer, kept := bufio.NewReader(out), make([]byte, 64<<10), 0; ; {
+		n, err := r.Read(buffer[kept:])
+		text := wholeRunes(buffer[:kept+n])
+		if len(text) > 0 {
+			printed = append(printed, chunk{time.Since(last), string(text)})
 			last = time.Now()
 		}
+		kept = copy(buffer, buffer[len(text):kept+n])
 		if err != nil {
 			printed = append(printed, chunk{after: time.Since(last)})
 			return printed, errors.Join(ignoreEOF(err), cmd.Wait())
 		}
 	}
+}
+
+// wholeRunes returns a text without the beginning of a character at its end. A terminal is read in blocks
+// of 4 KiB, which may divide one.
+func wholeRunes(text []byte) []byte {
+	for i := len(text) - 1; i >= 0 && i > len(text)-utf8.UTFMax; i-- {
+		if utf8.RuneStart(text[i]) {
+			if !utf8.FullRune(text[i:]) {
+				return text[:i]
+			}
+			break
+		}
+	}
+	return text
 }
 
 func ignoreEOF(err error) error {

@@ -20,7 +20,7 @@ func TestRecordingIsAnAsciicast(t *testing.T) {
 	var to buffer
 	r, err := newRecording(&to, "A title")
 	require.NoError(t, err)
-	require.NoError(t, r.command("Why it is run:", "kubectl get nodes", 34*time.Second, []chunk{{10 * time.Millisecond, "NODE"}, {time.Hour, "\r\n"}, {3 * time.Second, "n1\r\n"}, {17 * time.Second, ""}}))
+	require.NoError(t, r.command("Why it is run:", "kubectl get nodes", []chunk{{34 * time.Second, "NODE"}, {time.Hour, "\r\n"}, {3 * time.Second, "n1\r\n"}, {17 * time.Second, ""}}))
 	lines := strings.Split(strings.TrimSpace(to.String()), "\n")
 	var head struct{ Version, Width, Height int }
 	require.NoError(t, json.Unmarshal([]byte(lines[0]), &head))
@@ -49,4 +49,10 @@ func TestCommandsAreRecordedOnATerminal(t *testing.T) {
 	require.Equal(t, "34 120\ngreen\na terminal\n", plainText(printed))
 	require.Greater(t, len(printed), 1)
 	require.Greater(t, printed[len(printed)-2].after, 200*time.Millisecond)
+}
+
+func TestCharactersAreNotDivided(t *testing.T) {
+	for text, want := range map[string]string{"": "", "a": "a", "aé": "aé", "a\xc3": "a", "─\xe2\x94": "─", "\xf0\x9f\x8d": "", "a\xff": "a\xff"} {
+		require.Equal(t, want, string(wholeRunes([]byte(text))), "%q", text)
+	}
 }

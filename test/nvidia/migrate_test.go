@@ -64,7 +64,7 @@ type migration struct {
 }
 
 // The nodes of a cluster with NVIDIA's own operator are handed over one by one and given back, by the
-// commands that docs/migrate.md shows, while pods go on running.
+// commands that docs/from-nvidia.md shows, while pods go on running.
 func TestMigrateFromNVIDIA(t *testing.T) {
 	s := up(t, cluster.Config{Name: "migrate", Nodes: 2}, Link{}, nil, Settings{})
 	world, err := e2e.Watch(t.Context(), s.cluster.Kubeconfig)
@@ -153,7 +153,8 @@ func (m *migration) helmInstall(t *testing.T, plan string) {
 	chart, err := filepath.Glob(filepath.Join(m.bin, "charts/gpuready-*.tgz"))
 	require.NoError(t, err)
 	require.Len(t, chart, 1)
-	args := strings.Fields(strings.ReplaceAll(command, filepath.Base(chart[0]), chart[0]))
+	require.Contains(t, command, " deployments/helm/gpuready ")
+	args := strings.Fields(strings.Replace(command, "deployments/helm/gpuready", chart[0], 1))
 	_, err = m.helm(t.Context(), m.cluster, append(args, "--set", "global.registry="+m.registry.Host, "--set", "operator.insecureRegistries={"+m.registry.Host+"}")...)
 	require.NoError(t, err)
 }

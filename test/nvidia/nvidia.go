@@ -14,7 +14,7 @@
 //	}
 //
 // NVIDIA's programs are built from their Go modules as they are. What has no module is turned
-// off in the policy, or has a stand-in; docs/nvidia-stack.md lists both.
+// off in the policy, or has a stand-in; docs/time-to-gpu.md lists both.
 package nvidia
 
 import (

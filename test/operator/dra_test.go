@@ -62,7 +62,7 @@ func (s *suite) draTurnedOn(t *testing.T) {
 	require.Equal(t, []string{"8", "hopper"}, []string{labels["nvidia.com/gpu.count"], labels["nvidia.com/gpu.family"]}, "the labels of the GPUs stay")
 	out, err := s.run(t, "kubectl-gpu", "status")
 	require.NoError(t, err, out)
-	require.Contains(t, out, "GPUs by ResourceClaims: 1 of 1 nodes\n")
+	require.Contains(t, out, "GPUs by ResourceClaims (DRA): 1 of 1 nodes that follow the policy\n")
 	out, err = s.run(t, "kubectl-gpu", "explain", "n1")
 	require.NoError(t, err, out)
 	require.Contains(t, out, "offered as ResourceSlices by gpu-dra-driver: 8 devices, 0 with a taint")

@@ -21,6 +21,9 @@ func chart() string {
 	return program("charts/gpuready-" + strings.TrimPrefix(e2e.Version(), "v") + ".tgz")
 }
 
+// chartFolder is the chart as a clone of the repository has it.
+const chartFolder = "../../deployments/helm/gpuready"
+
 // simulated are the chart's values for a cluster without GPUs.
 var simulated = []string{"--set", "driver.simulated.enabled=true", "--set", "driver.simulated.profile=h100-sxm"}
 
@@ -47,9 +50,10 @@ func TestInstall(t *testing.T) {
 	)
 }
 
-// helmInstalls installs with Helm while no node has a GPU, and checks that this is reported.
+// helmInstalls installs the chart's folder with Helm while no node has a GPU, and checks that this is reported.
 func (s *suite) helmInstalls(t *testing.T) {
-	args := append([]string{"install", "gpuready", chart(), "--set", "nfd.enabled=false", "--namespace", namespace, "--create-namespace", "--wait", "--timeout", "3m"}, simulated...)
+	args := append([]string{"install", "gpuready", chartFolder, "--set", "nfd.enabled=false",
+		"--namespace", namespace, "--create-namespace", "--wait", "--timeout", "3m"}, simulated...)
 	s.helm(t, args...)
 	s.until(t, "the policy is in force, and says that there is no GPU node", func() error {
 		return s.condition(t, policy, "Ready", "True", "NoGPUNodes")

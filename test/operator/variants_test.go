@@ -231,7 +231,9 @@ func (v *variants) precompiledAppears(t *testing.T, _ *suite) {
 	}
 }
 
-// precompiledOff runs the documentation's command.
+// precompiledOff runs the two commands, with kubectl in place of oc, of NVIDIA's documentation, "Disabling
+// Support for Precompiled Driver Containers":
+// https://docs.nvidia.com/datacenter/cloud-native/openshift/latest/gpu-operator-with-precompiled-drivers.html
 func (v *variants) precompiledOff(t *testing.T, _ *suite) {
 	newest, err := nvidia.FindRelease("")
 	require.NoError(t, err)

@@ -15,7 +15,7 @@ import (
 	"github.com/gpuready/gpuready/test/lab/folder"
 )
 
-// internet stands in for the hosts that the commands of docs/quickstart.md name. Programs reach them through
+// internet stands in for the hosts that the commands of docs/install.md name. Programs reach them through
 // a proxy (HTTPS_PROXY) that ends TLS itself, with certificates of an authority that they trust
 // (SSL_CERT_FILE).
 type internet struct {

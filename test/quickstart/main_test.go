@@ -1,4 +1,4 @@
-// Package quickstart does what docs/quickstart.md says, on a real cluster, with the names under which a
+// Package quickstart does what docs/install.md says, on a real cluster, with the names under which a
 // release is published. `make e2e-quickstart` runs it.
 package quickstart
 

@@ -37,6 +37,9 @@ const (
 	filesPath    = "/gpuready/gpuready/releases/download/"
 )
 
+// treeHost is the registry in the names of the images that chart and manifests of a clone have.
+const treeHost = "docker.io"
+
 // published is this tree as it is published: a registry with images and chart, and files.
 type published struct {
 	Version         string // "v0.2.0"

@@ -23,20 +23,25 @@ const goal = 5 * time.Minute
 // registryPort is the port at which nodes reach the registry.
 const registryPort = 5000
 
-// TestQuickstart runs the commands of docs/quickstart.md as they are printed, on clusters whose nodes have
-// no image. Names of hosts lead to this process.
+// TestQuickstart runs the commands of docs/install.md as they are printed, and with the names of a release,
+// on clusters whose nodes have no image. Names of hosts lead to this process.
 func TestQuickstart(t *testing.T) {
 	bin := os.Getenv("GPUREADY_E2E")
 	if bin == "" {
 		t.Skip("make e2e-quickstart runs this")
 	}
+	text, err := os.ReadFile(page)
+	require.NoError(t, err)
+	printed := string(text)
+	released := renamed(t, printed)
 	for _, c := range []struct {
-		name     string
-		sections []string                                      // the first one ends with the CUDA job
-		then     func(t *testing.T, s *e2e.Suite, p published) // may be nil
+		name, page string
+		sections   []string                                      // the first one ends with the CUDA job
+		then       func(t *testing.T, s *e2e.Suite, p published) // may be nil
 	}{
-		{"Helm", []string{"Without a GPU", "Remove it"}, nil},
-		{"Manifests", []string{"Without Helm"}, runsFromAnArchive},
+		{"HelmFromAClone", printed, []string{"Five minutes without a GPU", "Remove the trial"}, nil},
+		{"Helm", released, []string{"Five minutes without a GPU", "Remove the trial"}, nil},
+		{"Manifests", released, []string{"The same by manifests"}, runsFromAnArchive},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := e2e.Start(t, cluster.Config{})
@@ -45,13 +50,13 @@ func TestQuickstart(t *testing.T) {
 			pulled := serveNodes(t, s, p.Registry)
 			env := environment(t, s, p, bin)
 			began := time.Now()
-			s.PlayPage(t, "quickstart.md", c.sections[0], env...)
+			s.PlayText(t, c.page, "install.md", c.sections[0], env...)
 			took := time.Since(began)
 			require.Positive(t, pulled.Load(), "the nodes pull from the registry")
 			t.Logf("quickstart, %s: %.0f s from the first command to the CUDA job; goal: %.0f s", c.name, took.Seconds(), goal.Seconds())
 			require.Less(t, took, goal)
 			for _, section := range c.sections[1:] {
-				s.PlayPage(t, "quickstart.md", section, env...)
+				s.PlayText(t, c.page, "install.md", section, env...)
 			}
 			if c.then != nil {
 				c.then(t, s, p)
@@ -99,8 +104,10 @@ func serveNodes(t *testing.T, s *e2e.Suite, handler http.Handler) *atomic.Int64 
 	go func() { defer close(served); _ = server.Serve(l) }()
 	t.Cleanup(func() { _ = server.Close(); <-served })
 	for _, n := range s.Nodes {
-		s.WriteFile(t, n.Name, "/etc/containerd/certs.d/"+registryHost+"/hosts.toml",
-			fmt.Sprintf("server = \"https://%s\"\n[host.\"http://%s:%d\"]\n  capabilities = [\"pull\", \"resolve\"]\n", registryHost, cluster.PlaneIP, registryPort))
+		for _, host := range []string{registryHost, treeHost} {
+			s.WriteFile(t, n.Name, "/etc/containerd/certs.d/"+host+"/hosts.toml",
+				fmt.Sprintf("server = \"https://%s\"\n[host.\"http://%s:%d\"]\n  capabilities = [\"pull\", \"resolve\"]\n", host, cluster.PlaneIP, registryPort))
+		}
 	}
 	return &pulled
 }

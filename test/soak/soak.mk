@@ -7,4 +7,4 @@ SOAK_ARGS ?=
 .PHONY: soak
 soak: packages-build ## let the device plugin live through faults, restarts and MIG changes at random, 30 minutes
 	@$(MAKE) --no-print-directory -j2 BIN=bin/race RACE=1 build
-	GPUREADY_BIN=$(CURDIR)/bin/race $(GO) run $(TAGS) ./test/soak $(SOAK_ARGS)
+	GPUREADY_BIN=$(CURDIR)/bin/race $(GO) run ./test/soak $(SOAK_ARGS)

@@ -10,7 +10,7 @@ import (
 	"github.com/gpuready/gpuready/simulator/state"
 )
 
-// XIDs, grouped by their effect in docs/xids.md. It does not list 999.
+// XIDs, grouped by their effect in docs/reasons.md. It does not list 999.
 var (
 	harmless = []uint64{13, 31, 43, 45, 68}
 	grave    = []uint64{44, 48, 62, 74, 95, 119, 999}
@@ -117,7 +117,7 @@ func (f *fate) restore(to health) error {
 
 // blink loses a GPU without an event of the driver, and restores it, noticed or not. If the plugin
 // has only received an event about the loss, the GPU stays out of service until the plugin itself
-// finds it lost (docs/decisions/0004-evidence.md).
+// finds it lost (docs/decisions/0004-a-fault-ends-only-on-evidence.md).
 func (f *fate) blink(ctx context.Context) error {
 	before := f.gpu.health
 	how := pick(f.rand, []string{"calls", "handle", "gone", "unknown"}) // missing events would go unnoticed

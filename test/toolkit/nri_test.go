@@ -157,7 +157,7 @@ func requireNRI(t *testing.T, kind node.Kind, more string) {
 	require.NoError(t, elsewhere(t.Context()))
 }
 
-// Checks docs/toolkit-nri.md about a required plugin.
+// Checks docs/injection.md about a required plugin.
 func TestContainerd2RequiresThePluginForAnnotatedPods(t *testing.T) {
 	if !enter(t) {
 		return

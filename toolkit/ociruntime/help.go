@@ -21,7 +21,7 @@ A container asks for GPUs by annotations with CDI names, or by NVIDIA_VISIBLE_DE
 The settings are in gpu-oci-runtime.json beside the program: "runtimes" (default: runc, crun,
 youki; the first one that exists is used), "spec-dirs", "annotation-prefixes",
 "accept-nvidia-visible-devices-envvar-when-unprivileged" and
-"accept-nvidia-visible-devices-as-volume-mounts". docs/oci-runtime.md describes them.
+"accept-nvidia-visible-devices-as-volume-mounts". docs/injection.md describes them.
 
 Exit codes:
   1  the GPUs cannot be added, or there is no low-level runtime; the message and the file of

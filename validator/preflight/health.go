@@ -83,7 +83,7 @@ func judgeEvents(g *GPU, events []gpu.Event) {
 			continue
 		}
 		reported = append(reported, text)
-		const action = "look for Xid lines in dmesg; docs/xids.md says what each asks for"
+		const action = "look for Xid lines in dmesg; docs/reasons.md says what each asks for"
 		switch e.Kind {
 		case gpu.EventXID:
 			if info, known := gpu.XID(e.XID); known && info.Action == gpu.ActionIgnore {

@@ -114,23 +114,17 @@ func judgeRun(g *GPU, run SampleRun, simulated bool) {
 	case run.Outcome == probe.SampleWrong && run.Sample == "memtest":
 		bad(Wrong, ReasonMemory, badMemory(run), "take the GPU out of service; look for Xid lines in dmesg; if a reset does not mend it, have it replaced")
 	case run.Outcome == probe.SampleWrong:
-		bad(Wrong, ReasonWrong, withoutAdvice(run.Message), "take the GPU out of service; repeat by hand: CUDA_VISIBLE_DEVICES="+string(g.UUID)+" "+run.Sample)
+		bad(Wrong, ReasonWrong, probe.WithoutAdvice(run.Message),
+			"take the GPU out of service; repeat by hand: CUDA_VISIBLE_DEVICES="+string(g.UUID)+" "+run.Sample)
 	case run.Outcome == probe.SampleNoResult:
-		bad(NotRun, ReasonNoResult, withoutAdvice(run.Message), "give more time with --timeout; a GPU that hangs needs a reset: look for Xid lines in dmesg")
+		bad(NotRun, ReasonNoResult, probe.WithoutAdvice(run.Message),
+			"give more time with --timeout; a GPU that hangs needs a reset: look for Xid lines in dmesg")
 	case run.Outcome == probe.SampleMissing: // reported once, for the node
 		out.Verdict = NotRun
 	default:
 		bad(Unhealthy, ReasonSample, run.Message, "repeat by hand: CUDA_VISIBLE_DEVICES="+string(g.UUID)+" "+run.Sample)
 	}
 	g.Runs = append(g.Runs, out)
-}
-
-// withoutAdvice returns a sample's message without the advice at its end, since a finding has its
-// own.
-func withoutAdvice(message string) string {
-	message, _, _ = strings.Cut(message, "; take the GPU out of service")
-	message, _, _ = strings.Cut(message, "; a GPU that hangs")
-	return message
 }
 
 // addMissingSample adds a finding for a missing sample, once.

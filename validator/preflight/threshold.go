@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/gpuready/gpuready/internal/config"
+	"github.com/gpuready/gpuready/internal/suggest"
 )
 
 //go:embed thresholds.yaml
@@ -193,7 +194,7 @@ func knownFigure(name string) error {
 	if slices.Contains(figureNames(), name) {
 		return nil
 	}
-	return errors.New("no such figure" + config.Suggest(name, figureNames()))
+	return errors.New("no such figure" + suggest.Known(name, figureNames()))
 }
 
 // laneRates is the rate of one PCIe lane in one direction, in bytes per second, by generation:

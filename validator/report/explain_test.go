@@ -142,11 +142,11 @@ func TestTheRoadEndsWhereALayerIsRefused(t *testing.T) {
 	s.notRun(readiness.Plugin)
 	s.writeState(nodestate.Toolkit, nodestate.State{Phase: nodestate.Degraded, Reason: "SpecsIncomplete", Message: "one spec could not be written"})
 	showAll(t, "refused", s.report())
-	page, err := os.ReadFile("../../docs/validator.md")
-	require.NoError(t, err)
 	picture, err := os.ReadFile("testdata/explain/refused.txt")
 	require.NoError(t, err)
-	require.Contains(t, string(page), indented(string(picture)), "the picture in docs/validator.md is another")
+	const begin, end = "<!-- Explanation: made by go test ./validator/report -run TestTheRoadEnds -update -->\n",
+		"<!-- end of Explanation -->\n"
+	golden.RequireSection(t, "../../docs/validator.md", begin, end, "\n    $ gpu-validator explain\n"+indented(string(picture))+"\n")
 }
 
 // indented returns text indented as in the documentation.

@@ -8,6 +8,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/gpuready/gpuready/internal/nodestate/record"
+	"github.com/gpuready/gpuready/internal/suggest"
 	"github.com/gpuready/gpuready/validator/preflight"
 )
 
@@ -21,7 +22,7 @@ func WritePreflight(w io.Writer, r preflight.Result, format string, color bool) 
 	case "junit":
 		return writePreflightJUnit(w, r)
 	}
-	return fmt.Errorf("no format %q; there are %s", format, strings.Join(Formats(), ", "))
+	return fmt.Errorf("unknown format %q%s", format, suggest.Known(format, Formats()))
 }
 
 // simulatedText replaces every speed where there is no GPU.

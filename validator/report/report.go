@@ -7,11 +7,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"strings"
 	"time"
 
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/readiness"
+	"github.com/gpuready/gpuready/internal/suggest"
 	"github.com/gpuready/gpuready/validator/check"
 )
 
@@ -36,7 +36,7 @@ func (r Report) Write(w io.Writer, format string, color bool) error {
 	case "junit":
 		return r.writeJUnit(w)
 	}
-	return fmt.Errorf("no format %q; there are %s", format, strings.Join(Formats(), ", "))
+	return fmt.Errorf("unknown format %q%s", format, suggest.Known(format, Formats()))
 }
 
 // Result returns the result of the run: PASSED, PASSED (SIMULATED), FAILED, or NO GPU

@@ -85,7 +85,7 @@ func TestReportsMatchTheGoldenFiles(t *testing.T) {
 }
 
 func TestAnUnknownFormatIsAnError(t *testing.T) {
-	require.ErrorContains(t, Report{}.Write(&bytes.Buffer{}, "html", false), `no format "html"; there are text, json, junit`)
+	require.ErrorContains(t, Report{}.Write(&bytes.Buffer{}, "html", false), `unknown format "html" (known here: text, json, junit)`)
 }
 
 type full struct{}

@@ -61,7 +61,7 @@ func judgeSamples(node check.Node, driver check.Driver, units []check.Unit, resu
 	reason := reasonSampleFailed
 	for i, r := range results {
 		if r.Outcome != probe.SamplePassed {
-			bad = append(bad, units[i].Name+": "+r.Message)
+			bad = append(bad, units[i].Name+": "+probe.WithoutAdvice(r.Message))
 			if r.Outcome == probe.SampleNoResult && len(bad) == 1 {
 				reason = reasonSampleTimeout
 			}
@@ -74,7 +74,7 @@ func judgeSamples(node check.Node, driver check.Driver, units []check.Unit, resu
 		if len(units) > 1 {
 			message = fmt.Sprintf("vectorAdd failed on %d of %d GPUs: %s", len(bad), len(units), strings.Join(bad, "; "))
 		}
-		return check.Fail(reason, message, sampleAction(results))
+		return check.Fail(reason, message, sampleAction(units, results))
 	}
 	slowest := slices.MaxFunc(results, func(a, b probe.SampleResult) int { return int(a.Elapsed - b.Elapsed) })
 	proof.Summary = fmt.Sprintf("vectorAdd on %s, slowest %.2f s", describeTested(driver, units), slowest.Elapsed.Seconds())
@@ -99,13 +99,15 @@ func describeTested(driver check.Driver, units []check.Unit) string {
 	return text
 }
 
-func sampleAction(results []probe.SampleResult) string {
+// sampleAction returns what to do about results of which one or more failed.
+func sampleAction(units []check.Unit, results []probe.SampleResult) string {
 	for _, r := range results {
 		if r.Outcome == probe.SampleNoResult {
 			return "a GPU that hangs needs a reset; look for Xid lines in dmesg; give more time with --cuda-timeout"
 		}
 	}
-	return "repeat it by hand, CUDA_VISIBLE_DEVICES=<uuid> vectoradd; if it stays so, take the GPU out of service"
+	first := slices.IndexFunc(results, func(r probe.SampleResult) bool { return r.Outcome != probe.SamplePassed })
+	return fmt.Sprintf("repeat it: CUDA_VISIBLE_DEVICES=%s vectoradd; if it fails again, take the GPU out of service", units[first].UUID)
 }
 
 // runVectorAdd runs vectorAdd on one GPU or MIG device.

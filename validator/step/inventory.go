@@ -34,7 +34,8 @@ func checkInventory(node check.Node, driver check.Driver, s nodestate.State) che
 		return check.Fail(reasonPluginSilent, "gpu-device-plugin does not run, so that nobody watches the GPUs: "+err.Error(), startAction)
 	}
 	if s.Phase != nodestate.Ready && s.Phase != nodestate.Degraded {
-		return check.Fail(cmp.Or(s.Reason, reasonPluginNotRegistered), fmt.Sprintf("the device plugin has no inventory for gpu-dra-driver; it says %s: %s", s.Phase, s.Message), "see the log of gpu-device-plugin")
+		return check.Fail(cmp.Or(s.Reason, reasonPluginNotRegistered), fmt.Sprintf("the device plugin has no inventory for gpu-dra-driver; it says %s: %s", s.Phase, s.Message),
+			pluginAction(s, "see the log of gpu-device-plugin"))
 	}
 	if failed, ok := checkDRADriver(node, s); !ok {
 		return failed

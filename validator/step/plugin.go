@@ -20,6 +20,7 @@ import (
 const (
 	reasonPluginSilent        gpu.Reason = "DevicePluginSilent"
 	reasonPluginStopped       gpu.Reason = "DevicePluginStopped" // the device plugin's own
+	reasonPluginRefused       gpu.Reason = "ConfigRefused"       // the device plugin's own
 	reasonPluginStateInvalid  gpu.Reason = "DevicePluginStateInvalid"
 	reasonPluginNotRegistered gpu.Reason = "DevicePluginNotRegistered"
 	reasonKubelet             gpu.Reason = "KubeletUnreachable"
@@ -33,8 +34,9 @@ const (
 // startAction is the action where the device plugin does not run.
 const startAction = "start gpu-device-plugin on this node (DaemonSet nvidia-device-plugin-daemonset)"
 
-// rewriteAction is the action where a component cannot write its state.
-const rewriteAction = "the component tries again every few seconds"
+// correctAction is the action where the device plugin refuses a setting, which its message names.
+const correctAction = "correct that setting: a variable in devicePlugin.env of the ClusterPolicy or in the DaemonSet, " +
+	"a field in the configuration file"
 
 // Account is the kubelet's account of the node's devices.
 type Account struct {
@@ -226,16 +228,32 @@ func pluginNotRegistered(s nodestate.State, err error) *check.Outcome {
 	case nodestate.IsAbsent(err):
 		return failed(reasonPluginSilent, "the device plugin has reported nothing since the node booted", startAction)
 	case errors.Is(err, nodestate.ErrUnwritten):
-		return failed(nodestate.ReasonNotWritable, "gpu-device-plugin: "+err.Error(), rewriteAction)
+		return unwritten("gpu-device-plugin", err)
 	case err != nil:
 		return failed(reasonPluginStateInvalid, err.Error(), "restart gpu-device-plugin, which writes the file anew")
 	case s.Reason == reasonPluginStopped:
 		return failed(reasonPluginSilent, s.Message, startAction+": its log, and the labels (nvidia.com/gpu.deploy.device-plugin) and taints of the node")
 	case s.DevicePlugin == nil || !s.DevicePlugin.Registered:
 		return failed(cmp.Or(s.Reason, reasonPluginNotRegistered), fmt.Sprintf("the device plugin is not registered with the kubelet; it says %s: %s", s.Phase, s.Message),
-			"see the log of gpu-device-plugin and that the kubelet runs")
+			pluginAction(s, "see the log of gpu-device-plugin and that the kubelet runs"))
 	}
 	return nil
+}
+
+// pluginAction returns the action for the reason of a device plugin that does not serve: correctAction
+// for a refused setting, otherwise the given one.
+func pluginAction(s nodestate.State, otherwise string) string {
+	if s.Reason == reasonPluginRefused {
+		return correctAction
+	}
+	return otherwise
+}
+
+// unwritten returns the failure of a component that cannot write its state. err is a
+// nodestate.ErrUnwritten, which ends with what to do.
+func unwritten(component string, err error) *check.Outcome {
+	message, action := readiness.SplitAction(err.Error())
+	return failed(nodestate.ReasonNotWritable, component+": "+message, action+"; the component then writes it by itself")
 }
 
 // compareDevices compares the devices of driver, device plugin and kubelet. It returns the

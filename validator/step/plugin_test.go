@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -215,6 +216,26 @@ func TestTruncatedStateIsItsOwnReason(t *testing.T) {
 	n.state.Component = ""
 	o := n.check(t)
 	require.Equal(t, reasonPluginStateInvalid, o.NotReady.Reason)
+}
+
+func TestAnActionIsWhatThePersonMustDo(t *testing.T) {
+	n := newNode(t)
+	n.state.DevicePlugin.Registered = false
+	n.state.Phase, n.state.Reason = nodestate.Failed, "ConfigRefused"
+	n.state.Message = `$MIG_STRATEGY: "mixd" is not known, did you mean "mixed"?`
+	o := n.check(t)
+	require.Equal(t, gpu.Reason("ConfigRefused"), o.NotReady.Reason)
+	require.Contains(t, o.NotReady.Message, n.state.Message)
+	require.True(t, strings.HasPrefix(o.NotReady.Action, "correct that setting: a variable in devicePlugin.env"), o.NotReady.Action)
+
+	state := filepath.Join(n.StatePath(nodestate.DevicePlugin), nodestate.FileName)
+	require.NoError(t, os.Truncate(state, 0))
+	n.state.Component = ""
+	o = n.check(t)
+	require.Equal(t, nodestate.ReasonNotWritable, o.NotReady.Reason)
+	require.NotContains(t, o.NotReady.Message, "df -h")
+	require.True(t, strings.HasPrefix(o.NotReady.Action, "free space on the file system of "+filepath.Dir(state)+": df -h"), o.NotReady.Action)
+	require.Contains(t, o.NotReady.Action, "the component then writes it by itself")
 }
 
 func TestTheKubeletIsReadOverItsSocket(t *testing.T) {

@@ -115,7 +115,7 @@ func toolkitNotReady(s nodestate.State, err error) *check.Outcome {
 	case nodestate.IsAbsent(err):
 		return failed(reasonToolkitSilent, "the toolkit has reported nothing since the node booted", "start gpu-toolkit on this node (DaemonSet nvidia-container-toolkit-daemonset)")
 	case errors.Is(err, nodestate.ErrUnwritten):
-		return failed(nodestate.ReasonNotWritable, "gpu-toolkit: "+err.Error(), rewriteAction)
+		return unwritten("gpu-toolkit", err)
 	case err != nil:
 		return failed(reasonToolkitStateInvalid, err.Error(), "restart gpu-toolkit, which writes the file anew")
 	case s.Phase != nodestate.Ready && s.Phase != nodestate.Degraded:

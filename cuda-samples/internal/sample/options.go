@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/gpuready/gpuready/internal/cmdline"
 	"github.com/gpuready/gpuready/internal/version"
 )
 
@@ -55,7 +56,7 @@ func (s Sample) parse(args []string, env func(string) string, stdout io.Writer) 
 	if len(args) > 0 && (args[0] == "help" || args[0] == "version") { // commands of the project's other programs
 		args = append([]string{"--" + args[0]}, args[1:]...)
 	}
-	if err := f.Parse(args); err != nil {
+	if err := cmdline.Parse(f, args); err != nil {
 		return o, err
 	}
 	switch {
@@ -73,8 +74,8 @@ func (s Sample) parse(args []string, env func(string) string, stdout io.Writer) 
 	for _, flag := range withVariable {
 		name := s.variable(flag)
 		if v := env(name); v != "" && !flag.Changed {
-			if err := f.Set(flag.Name, v); err != nil {
-				return o, fmt.Errorf("%s: %w", name, err)
+			if err := cmdline.SetFromVariable(f, flag.Name, name, v); err != nil {
+				return o, err
 			}
 		}
 	}

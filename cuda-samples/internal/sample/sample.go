@@ -25,6 +25,8 @@ import (
 	"syscall"
 
 	"github.com/spf13/pflag"
+
+	"github.com/gpuready/gpuready/internal/cmdline"
 )
 
 // Sample is one program.
@@ -59,7 +61,7 @@ func (s Sample) Start(ctx context.Context, args []string, env func(string) strin
 		return 0
 	}
 	if err != nil {
-		fmt.Fprintf(stderr, "%s: %v; see %s --help\n", s.Name, err, s.Name)
+		fmt.Fprintf(stderr, "%s: %v\n", s.Name, cmdline.See(err, s.Name))
 		return exitUsage
 	}
 	lines := stdout

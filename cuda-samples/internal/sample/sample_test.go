@@ -181,7 +181,7 @@ func TestFlagsComeFromTheEnvironmentUnlessGiven(t *testing.T) {
 		{nil, "6", 6, 0, ""},
 		{[]string{"--max-elements", "7"}, "6", 7, 0, ""},
 		{nil, "-1", -1, 2, "try: --max-elements is -1: it must be positive; see try --help\n"},
-		{nil, "many", 0, 2, `try: TRY_MAX_ELEMENTS: invalid argument "many"`},
+		{nil, "many", 0, 2, `try: environment variable TRY_MAX_ELEMENTS, for --max-elements: "many" is not a number`},
 	} {
 		var out, log bytes.Buffer
 		env := func(name string) string { return map[string]string{"TRY_MAX_ELEMENTS": c.env}[name] }

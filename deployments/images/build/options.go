@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/gpuready/gpuready/internal/cmdline"
 	"github.com/gpuready/gpuready/internal/config"
 
 	"github.com/gpuready/gpuready/deployments/images/build/rootfs"
@@ -86,10 +87,10 @@ func parse(args []string) (*options, error) {
 	f.StringVar(&o.base, "base", "", "base image: a reference, `default` for the Containerfile's own; empty: assemble it from this machine's distribution's packages")
 	f.StringVar(&o.arch, "arch", runtime.GOARCH, "architecture of the images: amd64 or arm64")
 	f.Int64Var(&o.epoch, "epoch", 0, "time of every file and image, in seconds since 1970")
-	f.StringVarP(&o.output, "output", "o", "table", "table or json")
+	f.StringVarP(&o.output, "output", "o", "table", "table with sizes, json, or name: the archives' paths alone")
 	f.BoolVarP(&o.help, "help", "h", false, "print this")
 	config.Describe(f, environment)
-	if err := f.Parse(args); err != nil {
+	if err := cmdline.Parse(f, args); err != nil {
 		return nil, err
 	}
 	if o.help {
@@ -103,8 +104,8 @@ func parse(args []string) (*options, error) {
 		o.out = filepath.Join(o.bin, "images")
 	}
 	switch {
-	case o.output != "table" && o.output != "json":
-		return nil, fmt.Errorf("--output=%s: it is table or json", o.output)
+	case !slices.Contains([]string{"table", "json", "name"}, o.output):
+		return nil, fmt.Errorf("--output=%s: it is table, json or name", o.output)
 	case rootfs.Triplet(o.arch) == "":
 		return nil, fmt.Errorf("--arch=%s: it is amd64 or arm64", o.arch)
 	case !tag.MatchString(o.version):

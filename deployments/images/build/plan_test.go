@@ -220,7 +220,7 @@ func TestOptions(t *testing.T) {
 	require.Contains(t, o.usage(), "Exit codes")
 
 	for args, want := range map[string]string{
-		"--output=xml":       "it is table or json",
+		"--output=xml":       "it is table, json or name",
 		"--arch=riscv64":     "it is amd64 or arm64",
 		"--version=a/b":      "as in v1.2.3",
 		"--repository=plain": "as in docker.io/gpuready",

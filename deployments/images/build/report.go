@@ -9,10 +9,18 @@ import (
 
 // report prints the results.
 func report(w io.Writer, results []result, format string) error {
-	if format == "json" {
+	switch format {
+	case "json":
 		out := json.NewEncoder(w)
 		out.SetIndent("", "  ")
 		return out.Encode(results)
+	case "name":
+		for _, r := range results {
+			if _, err := fmt.Fprintln(w, r.Archive); err != nil {
+				return err
+			}
+		}
+		return nil
 	}
 	var shared int64
 	out := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)

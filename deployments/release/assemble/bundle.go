@@ -133,7 +133,7 @@ func (b *builder) makeCatalog(ctx context.Context) ([]byte, error) {
 		}
 		if blob["schema"] == "olm.bundle" {
 			if blob["name"] != "gpuready."+b.Version {
-				return nil, fmt.Errorf("the bundle is %v, and the release %s: set the version first (docs/versions.md)", blob["name"], b.Version)
+				return nil, fmt.Errorf("the bundle is %v, and the release %s: set the version first (docs/release.md)", blob["name"], b.Version)
 			}
 			related, _ := blob["relatedImages"].([]any)
 			blob["image"], blob["relatedImages"] = image, append(related, map[string]any{"name": "", "image": image})

@@ -55,7 +55,7 @@ func (b *builder) addChart(ctx context.Context) error {
 	}
 	tag := strings.TrimPrefix(b.Version, "v")
 	if metadata["version"] != tag {
-		return fmt.Errorf("the chart has version %v, and the release %s: set the version first (docs/versions.md)", metadata["version"], tag)
+		return fmt.Errorf("the chart has version %v, and the release %s: set the version first (docs/release.md)", metadata["version"], tag)
 	}
 	config, err := b.oci.putJSON(metadata, chartConfig)
 	if err != nil {

@@ -25,7 +25,7 @@ var (
 // manifests returns the folder with the release's manifests.
 func (b *builder) manifests() string { return filepath.Join(b.work, "manifests") }
 
-// quickstart is the example that docs/quickstart.md runs.
+// quickstart is the example that docs/install.md runs.
 const quickstart = "examples/vectoradd.yaml"
 
 // writeManifests writes the static manifests with the images of the release, by digest: each, and the
@@ -86,7 +86,7 @@ func (b *builder) pin(text []byte) ([]byte, error) {
 		case i < 0:
 			problem = fmt.Errorf("%s: there is no image %s", match, name)
 		case version != b.Version:
-			problem = fmt.Errorf("%s: the release is %s: set the version first (docs/versions.md)", match, b.Version)
+			problem = fmt.Errorf("%s: the release is %s: set the version first (docs/release.md)", match, b.Version)
 		default:
 			return fmt.Appendf(nil, "%s%s%s%s", part[1], part[2], b.out.Reference(b.out.Artifacts[i]), part[5])
 		}

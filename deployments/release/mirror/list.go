@@ -24,7 +24,7 @@ func Text(version string, images []Image) []byte {
 			fmt.Fprintln(&b, i.Reference())
 		}
 	}
-	b.WriteString("# Not listed: driver images, and NVIDIA's operands, if you turn them on (docs/air-gapped.md).\n")
+	b.WriteString("# Not listed: driver images, and NVIDIA's operands, if you turn them on (docs/install.md).\n")
 	return b.Bytes()
 }
 

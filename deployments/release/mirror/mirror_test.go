@@ -231,7 +231,7 @@ ghcr.io/gpuready/catalog@`+images[2].Digest+`
 ghcr.io/gpuready/charts/gpuready@`+images[3].Digest+`
 # Other projects' images that the chart installs unless nfd.enabled is false.
 registry.k8s.io/nfd/node-feature-discovery:v0.19.0
-# Not listed: driver images, and NVIDIA's operands, if you turn them on (docs/air-gapped.md).
+# Not listed: driver images, and NVIDIA's operands, if you turn them on (docs/install.md).
 `, string(Text(r.Version, images)))
 	text, err := ImageSet(images)
 	require.NoError(t, err)

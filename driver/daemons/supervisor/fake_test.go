@@ -87,7 +87,7 @@ func fake(args []string) int {
 	}
 	if *stuck && os.Getenv("FORKED") != "" {
 		fmt.Println("stuck", os.Getpid())
-		<-terms
+		waitFor(terms)
 		return 0
 	}
 	if *pidFile != "" {
@@ -105,11 +105,22 @@ func fake(args []string) int {
 		_, _ = ready.WriteString("1")
 		_ = ready.Close()
 	}
-	<-terms
+	waitFor(terms)
 	if *trace != "" {
 		appendLine(*trace, "end "+*name)
 	}
 	return 0
+}
+
+// waitFor waits for a signal. A process that ignores all of them must not end as a deadlock.
+func waitFor(signals <-chan os.Signal) {
+	for {
+		select {
+		case <-signals:
+			return
+		case <-time.After(time.Hour):
+		}
+	}
 }
 
 // fork starts the actual daemon in a new session, and exits when that is ready.

@@ -1,6 +1,7 @@
 package nvml
 
 import (
+	"errors"
 	"fmt"
 	"sync/atomic"
 	"time"
@@ -51,10 +52,16 @@ func (w *watch) newEventSet() (*eventSet, error) {
 	}, nil
 }
 
-// registerOne adds a GPU to the set.
+// errShifted means that an index is that of another GPU by now: a GPU has left the bus or returned.
+var errShifted = errors.New("the GPUs have other indexes now")
+
+// registerOne adds a GPU to the set. The error wraps errShifted if the GPUs must be read again before.
 func (w *watch) registerOne(set *eventSet, d gpu.Device) error {
 	handle, err := call(w.ctx, w.calls, subject(d.Index), func() (nvml.Device, error) {
 		device, ret := w.lib.DeviceGetHandleByIndex(d.Index)
+		if ret == nvml.ERROR_INVALID_ARGUMENT { // there are fewer GPUs than that
+			return nil, fmt.Errorf("%w: there is no GPU %d", errShifted, d.Index)
+		}
 		if err := check("nvmlDeviceGetHandleByIndex", ret); err != nil {
 			return nil, err
 		}
@@ -63,7 +70,7 @@ func (w *watch) registerOne(set *eventSet, d gpu.Device) error {
 			return nil, err
 		}
 		if gpu.UUID(id) != d.UUID {
-			return nil, fmt.Errorf("GPU %d is now %s", d.Index, id)
+			return nil, fmt.Errorf("%w: GPU %d is %s", errShifted, d.Index, id)
 		}
 		supported, ret := device.GetSupportedEventTypes()
 		if err := check("nvmlDeviceGetSupportedEventTypes", ret); err != nil {

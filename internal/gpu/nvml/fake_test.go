@@ -25,6 +25,7 @@ type fake struct {
 	setError          nvml.Return // result of creating an event set
 	inits, shutdowns  int
 	topologyCallCount int
+	beforeHandle      func() // called before each DeviceGetHandleByIndex, if not nil
 }
 
 type fakeGPU struct {
@@ -183,6 +184,9 @@ func (f *fake) DeviceGetCount() (int, nvml.Return) {
 }
 
 func (f *fake) DeviceGetHandleByIndex(i int) (nvml.Device, nvml.Return) {
+	if f.beforeHandle != nil {
+		f.beforeHandle()
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	list := f.present()

@@ -46,11 +46,43 @@ func (s *Source) read(ctx context.Context) (gpu.Driver, []reading, error) {
 	if err := s.checkOpen(); err != nil {
 		return gpu.Driver{}, nil, err
 	}
-	type node struct {
-		gpu.Driver
-		count int
+	n, err := s.readNode(ctx)
+	if err != nil {
+		return gpu.Driver{}, nil, fmt.Errorf("reading the driver: %w", err)
 	}
-	n, err := call(ctx, s.calls, "the driver", func() (node, error) {
+	all, errs := s.readDevices(ctx, n.count)
+	// When a GPU leaves the bus or returns, the indexes of its neighbours shift: some would be
+	// read twice and others not at all.
+	for range maxRereads {
+		before := n.count
+		if n, err = s.readNode(ctx); err != nil {
+			return gpu.Driver{}, nil, fmt.Errorf("reading the driver: %w", err)
+		}
+		if n.count == before {
+			break
+		}
+		all, errs = s.readDevices(ctx, n.count)
+	}
+	if err := ctx.Err(); err != nil {
+		return gpu.Driver{}, nil, err
+	}
+	if err := s.settle(all, errs); err != nil {
+		return gpu.Driver{}, nil, fmt.Errorf("reading the GPUs: %w", err)
+	}
+	return n.Driver, all, nil
+}
+
+// maxRereads bounds how often the GPUs are read again because their number has changed meanwhile.
+const maxRereads = 3
+
+// node is the driver and the number of its GPUs.
+type node struct {
+	gpu.Driver
+	count int
+}
+
+func (s *Source) readNode(ctx context.Context) (node, error) {
+	return call(ctx, s.calls, "the driver", func() (node, error) {
 		driver, err := s.readDriver()
 		if err != nil {
 			return node{}, err
@@ -58,14 +90,15 @@ func (s *Source) read(ctx context.Context) (gpu.Driver, []reading, error) {
 		count, ret := s.lib.DeviceGetCount()
 		return node{driver, count}, check("nvmlDeviceGetCount", ret)
 	})
-	if err != nil {
-		return gpu.Driver{}, nil, fmt.Errorf("reading the driver: %w", err)
-	}
-	all, errs := make([]reading, n.count), make([]error, n.count)
-	released := s.released(n.count)
+}
+
+// readDevices reads the GPUs of the indexes below count.
+func (s *Source) readDevices(ctx context.Context, count int) ([]reading, []error) {
+	all, errs := make([]reading, count), make([]error, count)
+	released := s.released(count)
 	var group sync.WaitGroup
 	slots := make(chan struct{}, runtime.GOMAXPROCS(0))
-	for i := range n.count {
+	for i := range count {
 		if r, ok := released[i]; ok {
 			all[i] = r
 			continue
@@ -80,13 +113,7 @@ func (s *Source) read(ctx context.Context) (gpu.Driver, []reading, error) {
 		})
 	}
 	group.Wait()
-	if err := ctx.Err(); err != nil {
-		return gpu.Driver{}, nil, err
-	}
-	if err := s.settle(all, errs); err != nil {
-		return gpu.Driver{}, nil, fmt.Errorf("reading the GPUs: %w", err)
-	}
-	return n.Driver, all, nil
+	return all, errs
 }
 
 // slotWait bounds the time that a slow GPU delays the read of the next. A GPU being

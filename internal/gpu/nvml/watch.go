@@ -65,6 +65,7 @@ type watch struct {
 	silent    bool         // the driver did not answer the last probe
 	unwatched map[gpu.UUID]bool
 	strikes   int         // consecutive waits that failed through no GPU's fault
+	shifts    int         // consecutive readings whose indexes had shifted when they were used
 	pending   []gpu.Event // to be delivered
 	again     bool        // probe once pending is delivered
 	letGo     bool        // NVML still has a GPU open that was lost
@@ -201,8 +202,13 @@ func (w *watch) renew() error {
 	return nil
 }
 
+// maxShifts bounds how often in a row the GPUs are read again because their indexes have shifted. A GPU that
+// cannot be registered after that is not watched, whatever the reason.
+const maxShifts = 3
+
 // register adds the GPUs that can be watched and are not in the set yet.
 func (w *watch) register(set *eventSet) {
+	shifted := false
 	for _, d := range w.seen {
 		if !watchable(d) || set.has(d.UUID) || w.isReleased(d.UUID) {
 			continue
@@ -215,6 +221,8 @@ func (w *watch) register(set *eventSet) {
 		case err == nil:
 		case w.ctx.Err() != nil:
 			return
+		case errors.Is(err, errShifted) && w.shifts < maxShifts:
+			shifted = true // the reading is older than the shift, which is no fault of this GPU
 		case returned(err) == nvml.ERROR_GPU_IS_LOST:
 			w.report(gpu.EventLost, d.UUID, err.Error())
 		case !w.unwatched[d.UUID]:
@@ -222,6 +230,12 @@ func (w *watch) register(set *eventSet) {
 			w.report(gpu.EventUnwatched, d.UUID, "its health cannot be watched: "+err.Error())
 		}
 	}
+	if !shifted {
+		w.shifts = 0
+		return
+	}
+	w.shifts++
+	w.again = true
 }
 
 // handleWait handles a result of an event set.

@@ -3,6 +3,7 @@ package nvml
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -99,6 +100,47 @@ func TestUnwatchableGPUIsReportedAndTheOthersGoOn(t *testing.T) {
 			e = w.until(t, gpu.EventChanged, gputest.GPU(1))
 			require.Equal(t, "its health is watched again", e.Message)
 		})
+	}
+}
+
+// The indexes of the neighbours shift when a GPU leaves the bus, at whatever moment of a reading or a registration.
+func TestGPUThatLeavesAtAnyMomentTouchesNoNeighbour(t *testing.T) {
+	const gpus = 3
+	for leaving := range gpus {
+		for moment := range 3 * gpus {
+			f, s := newFake(t, gputest.Node("t4", gpus), Options{ProbeInterval: 5 * time.Millisecond})
+			var calls atomic.Int32
+			f.beforeHandle = func() {
+				if calls.Add(1) == int32(moment+1) {
+					f.lose(gputest.GPU(leaving), "gone")
+				}
+			}
+			healthy := func() (n int) {
+				now, err := s.Snapshot(t.Context())
+				require.NoError(t, err)
+				for _, d := range now.Devices {
+					if d.UUID != gputest.GPU(leaving) && d.Fault == (gpu.Fault{}) {
+						n++
+					}
+				}
+				return n
+			}
+			w := start(t, s)
+			require.Equal(t, gpus-1, healthy(), "GPU %d leaves at call %d", leaving, moment)
+			require.Eventually(t, func() bool { return calls.Load() > int32(moment) }, patience, time.Millisecond)
+			require.Equal(t, gpus-1, healthy(), "GPU %d leaves at call %d", leaving, moment)
+			neighbour, deadline := gputest.GPU((leaving+1)%gpus), time.Now().Add(patience)
+			for seen := false; !seen; { // watched before long, and with nothing else to tell
+				require.True(t, time.Now().Before(deadline), "GPU %d leaves at call %d: its neighbour is not watched", leaving, moment)
+				f.send(neighbour, nvml.EventTypeXidCriticalError, 13, none, none)
+				select {
+				case e := <-w.events:
+					require.True(t, e.UUID == gputest.GPU(leaving) || e.Kind == gpu.EventXID, "GPU %d leaves at call %d: %+v", leaving, moment, e)
+					seen = e.Kind == gpu.EventXID
+				case <-time.After(time.Millisecond):
+				}
+			}
+		}
 	}
 }
 

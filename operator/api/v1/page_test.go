@@ -1,6 +1,7 @@
 package v1_test
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -25,7 +26,7 @@ const (
 )
 
 func TestThePageListsTheFields(t *testing.T) {
-	golden.RequireSection(t, pagePath, begin, end, fieldsPage(load(t)))
+	golden.RequireSection(t, pagePath, begin, end, fieldsPage(load(t), loadHistory(t)))
 }
 
 // The policies and NVIDIADrivers in the pages' examples are accepted unchanged, and all is served.
@@ -65,44 +66,51 @@ func TestThePagesExamplesAreAccepted(t *testing.T) {
 func containers() []string { return jsonNames(reflect.TypeFor[v1.ContainerSpec]()) }
 func pods() []string       { return jsonNames(reflect.TypeFor[v1.PodSpec]()) }
 
-func fieldsPage(s *schematest.Schema) string {
-	var b strings.Builder
+// tableHead begins the table of a part.
+const tableHead = "| field | value | by default | NVIDIA's releases | |\n|---|---|---|---|---|\n"
+
+// page collects the tables of a policy's fields.
+type page struct {
+	strings.Builder
+	schema  *schematest.Schema
+	history *history
+}
+
+func fieldsPage(s *schematest.Schema, h *history) string {
+	b := page{schema: s, history: h}
+	fmt.Fprintf(&b, "\nReleases: %s.\n", strings.Join(h.releases, ", "))
 	spec, types := s.Structural.Properties["spec"], reflect.TypeFor[v1.ClusterPolicySpec]()
-	kept := v1.IgnoredFields()
 	for _, name := range jsonNames(types) {
-		if slices.ContainsFunc(kept, func(k v1.IgnoredField) bool { return k.Field == name }) {
+		if schematest.FindIgnored(name) != nil {
 			continue
 		}
 		part := spec.Properties[name]
-		fmt.Fprintf(&b, "\n### %s\n\n%s\n\n| field | value | by default | |\n|---|---|---|---|\n", name, sentence(part.Description))
-		rows(&b, &part, typeOf(types, name), name, "")
+		fmt.Fprintf(&b, "\n### %s\n\n%s\n\n%s", name, sentence(part.Description), tableHead)
+		b.fields(&part, typeOf(types, name), name, "")
+		b.ignored(name)
 	}
 	exporter := spec.Properties["dcgmExporter"]
 	for _, common := range []struct {
 		title  string
 		fields []string
 	}{{"Images and containers", containers()}, {"Pods", pods()}} {
-		fmt.Fprintf(&b, "\n### %s\n\nWhat operands have in common.\n\n| field | value | by default | |\n|---|---|---|---|\n", common.title)
+		fmt.Fprintf(&b, "\n### %s\n\nWhat operands have in common.\n\n| field | value | |\n|---|---|---|\n", common.title)
 		for _, name := range common.fields {
 			property := exporter.Properties[name]
-			row(&b, &property, name)
+			fmt.Fprintf(&b, "| `%s` | %s | %s |\n", name, kindOf(&property), b.explain(&property, "dcgmExporter."+name))
 		}
 	}
-	b.WriteString("\n## Fields without effect\n\nThey are in the schema so that a policy for NVIDIA's operator is accepted as it is. Where one is set, `status.unserved` has it with the reason. [Compatibility](compatibility.md) lists all fields by release.\n\n| field | named when | why, and what to do |\n|---|---|---|\n")
-	for _, k := range kept {
-		when := "set"
-		if k.Default != "" {
-			when = "other than `" + k.Default + "`"
+	b.WriteString("\n## Fields without effect\n\nNone of the fields of these parts has an effect. Where a part asks for something, " +
+		"`status.unserved` has it with the reason.\n\n" +
+		"| part and fields, by NVIDIA's releases | named when | why, and what to do |\n|---|---|---|\n")
+	for _, name := range jsonNames(types) {
+		if k := schematest.FindIgnored(name); k != nil {
+			fmt.Fprintf(&b, "| `%s`: %s | `%s` | %s |\n", name, b.byRelease(name), strings.Join(k.When, "` and `"), k.Why)
 		}
-		if len(k.When) > 0 {
-			when = "`" + strings.Join(k.When, "` and `") + "`"
-		}
-		if k.Without != "" {
-			when = "set without `" + k.Without + "`"
-		}
-		fmt.Fprintf(&b, "| `%s` | %s | %s |\n", k.Field, when, k.Why)
 	}
-	b.WriteString("\nSome settings leave other fields without an effect. One line names those of them that are set. Defaults are not named, nor what NVIDIA's chart renders for a disabled operand in any case, such as its image.\n\n| while | has no effect | why, and what to do |\n|---|---|---|\n")
+	b.WriteString("\nSome settings leave other fields without an effect. One line of `status.unserved` names those of them that are set. " +
+		"Defaults are not named, nor what NVIDIA's chart renders for a disabled operand in any case, such as its image.\n\n" +
+		"| while | has no effect | why, and what to do |\n|---|---|---|\n")
 	for _, o := range v1.Overrides() {
 		when := slices.DeleteFunc(slices.Clone(o.When), func(condition string) bool {
 			return strings.HasSuffix(condition, "!=false") || strings.HasSuffix(condition, "CRD!=true")
@@ -117,6 +125,60 @@ func fieldsPage(s *schematest.Schema) string {
 	return b.String()
 }
 
+// releases returns the releases of NVIDIA's operator that have a field.
+func (b *page) releases(path string) string {
+	return cmp.Or(b.history.describe(path), "none")
+}
+
+// group joins names that have the same key. Groups are in the order of their first names.
+type group struct{ key, names string }
+
+func appendToGroup(groups []group, key, name string) []group {
+	if i := slices.IndexFunc(groups, func(g group) bool { return g.key == key }); i >= 0 {
+		groups[i].names += ", `" + name + "`"
+		return groups
+	}
+	return append(groups, group{key, "`" + name + "`"})
+}
+
+// byRelease lists the fields of a part that has no effect.
+func (b *page) byRelease(part string) string {
+	var groups []group
+	for _, path := range b.schema.Fields() {
+		if name, below := strings.CutPrefix(path, part+"."); below {
+			groups = appendToGroup(groups, b.releases(path), name)
+		}
+	}
+	var all []string
+	for _, g := range groups {
+		all = append(all, g.names+" ("+g.key+")")
+	}
+	return strings.Join(all, "; ")
+}
+
+// ignored writes the fields of a part that have no effect.
+func (b *page) ignored(part string) {
+	var groups []group
+	for _, path := range b.schema.Fields() {
+		name, below := strings.CutPrefix(path, part+".")
+		k := schematest.FindIgnored(path)
+		if !below || k == nil {
+			continue
+		}
+		named := ""
+		switch {
+		case k.Default != "":
+			named = ", named only if other than `" + k.Default + "`"
+		case len(k.When) > 0:
+			named = ", named only with `" + strings.Join(k.When, "` and `") + "`"
+		}
+		groups = appendToGroup(groups, b.releases(path)+" | **no effect**"+named+": "+k.Why, name)
+	}
+	for _, g := range groups {
+		fmt.Fprintf(b, "| %s | | | %s |\n", g.names, g.key)
+	}
+}
+
 // quoted returns texts as code, joined.
 func quoted(texts []string, by string) string {
 	var all []string
@@ -129,42 +191,49 @@ func quoted(texts []string, by string) string {
 	return strings.Join(all, by)
 }
 
-// rows writes the fields of a part. path is the part's path in spec; below is the path that the
-// rows are relative to.
-func rows(b *strings.Builder, s *schema.Structural, t reflect.Type, path, below string) {
+// fields writes the fields of a part that have an effect. path is the part's path in spec; below is the
+// path that the rows are relative to.
+func (b *page) fields(s *schema.Structural, t reflect.Type, path, below string) {
 	_, isContainer := s.Properties["imagePullPolicy"]
 	_, hasPods := s.Properties["podSecurityContext"]
 	hasPods = hasPods && isContainer
-	var shared, ofPods []string
+	var shared []group
 	for _, name := range jsonNames(t) {
 		property := s.Properties[name]
 		full, short := path+"."+name, below+name
 		switch {
 		case schematest.FindIgnored(full) != nil:
 		case isContainer && slices.Contains(containers(), name):
-			shared = append(shared, "`"+short+"`")
+			shared = appendToGroup(shared, b.releases(full)+" | [images and containers](#images-and-containers)", short)
 		case hasPods && slices.Contains(pods(), name):
-			ofPods = append(ofPods, "`"+short+"`")
+			shared = appendToGroup(shared, b.releases(full)+" | [pods](#pods)", short)
 		case len(property.Properties) > 0:
-			rows(b, &property, typeOf(t, name), full, short+".")
+			b.fields(&property, typeOf(t, name), full, short+".")
 		default:
-			row(b, &property, short)
+			byDefault := ""
+			if property.Default.Object != nil {
+				byDefault = fmt.Sprintf("`%v`", property.Default.Object)
+			}
+			fmt.Fprintf(b, "| `%s` | %s | %s | %s | %s |\n", short, kindOf(&property), byDefault, b.releases(full), b.explain(&property, full))
 		}
 	}
-	if len(shared) > 0 {
-		fmt.Fprintf(b, "| %s | | | [images and containers](#images-and-containers) |\n", strings.Join(shared, ", "))
-	}
-	if len(ofPods) > 0 {
-		fmt.Fprintf(b, "| %s | | | [pods](#pods) |\n", strings.Join(ofPods, ", "))
+	for _, g := range shared {
+		fmt.Fprintf(b, "| %s | | | %s |\n", g.names, g.key)
 	}
 }
 
-func row(b *strings.Builder, s *schema.Structural, name string) {
-	byDefault := ""
-	if s.Default.Object != nil {
-		byDefault = fmt.Sprintf("`%v`", s.Default.Object)
+// explain returns a field's description, and which values are refused.
+func (b *page) explain(s *schema.Structural, path string) string {
+	text := sentence(s.Description)
+	for _, f := range v1.IgnoredFields() {
+		if f.Field == path && f.Without != "" {
+			text += " Without `" + f.Without + "` it has no effect: " + f.Why + "."
+		}
 	}
-	fmt.Fprintf(b, "| `%s` | %s | %s | %s |\n", name, kindOf(s), byDefault, strings.ReplaceAll(sentence(s.Description), "|", `\|`))
+	for _, refused := range refusals(b.schema, path) {
+		text += " Refused " + refused + "."
+	}
+	return strings.ReplaceAll(text, "|", `\|`)
 }
 
 func kindOf(s *schema.Structural) string {

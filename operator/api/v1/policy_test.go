@@ -49,6 +49,8 @@ func TestPoliciesForNVIDIAsOperatorAreAccepted(t *testing.T) {
 	}
 }
 
+// The patch is the one in NVIDIA's documentation, "Disabling Support for Precompiled Driver Containers":
+// https://docs.nvidia.com/datacenter/cloud-native/openshift/latest/gpu-operator-with-precompiled-drivers.html
 func TestPrecompiledIsSwitchedOffByOnePatch(t *testing.T) {
 	on, err := os.ReadFile("testdata/precompiled.json")
 	require.NoError(t, err)

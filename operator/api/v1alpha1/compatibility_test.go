@@ -14,12 +14,12 @@ import (
 )
 
 const (
-	pagePath = "../../../docs/compatibility.md"
+	pagePath = "../../../docs/clusterpolicy.md"
 	begin    = "<!-- fields of NVIDIADriver: made by go generate ./operator/api/v1alpha1 -->\n"
 	end      = "<!-- end of NVIDIADriver -->\n"
 )
 
-func TestCompatibilityPageListsTheFields(t *testing.T) {
+func TestThePageListsTheFields(t *testing.T) {
 	golden.RequireSection(t, pagePath, begin, end, table(load(t), recorded(t)))
 }
 
@@ -48,14 +48,14 @@ func outcome(s *schematest.Schema, path string) string {
 	text := "followed"
 	for _, f := range v1alpha1.IgnoredFields() {
 		if path == f.Field || strings.HasPrefix(path, f.Field+".") {
-			text = "accepted: " + f.Why
+			text = "no effect: " + f.Why
 		}
 		if part, below := strings.CutPrefix(f.Field, path+"."); below {
-			text = "followed; `" + part + "` accepted: " + f.Why
+			text = "followed; `" + part + "` no effect: " + f.Why
 		}
 	}
 	if path == "driverType" {
-		text = "`gpu`, `vgpu`: followed by the image that is named; `vgpu-host-manager`: accepted, and its nodes keep what they have"
+		text = "`gpu`, `vgpu`: followed by the image that is named; `vgpu-host-manager`: no effect, its nodes keep what they have"
 	}
 	at := s.Structural.Properties["spec"]
 	for name := range strings.SplitSeq(path, ".") {

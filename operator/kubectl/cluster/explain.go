@@ -324,7 +324,7 @@ func action(p progress.Progress) (message, next string) {
 	if message, next = readiness.SplitAction(p.Message); next != "" { // the validator's messages have their action
 		return message, next
 	}
-	return p.Message, "kubectl gpu must-gather, and look for the reason in docs/validator.md and docs/driver.md"
+	return p.Message, "kubectl gpu must-gather, and look for the reason in docs/reasons.md"
 }
 
 // addEvents adds the latest maxEvents Events of the Node that the report does not have, without those

@@ -110,11 +110,19 @@ func (s *Snapshot) planNode(view cluster.NodeView, possible bool) Node {
 	return n
 }
 
-// Installation returns the command that installs gpuready beside NVIDIA's operator: it leaves the
-// definition as it is, and creates no policy and no second NFD.
+// Installation returns the command that installs gpuready beside NVIDIA's operator, from a clone of its
+// repository: it leaves the definition as it is, and creates no policy and no second NFD.
 func Installation() string {
-	return "helm install gpuready gpuready-" + strings.TrimPrefix(version.Release(), "v") +
-		".tgz -n gpuready-system --create-namespace --wait --skip-crds --set clusterPolicy.create=false --set nfd.enabled=false"
+	return "helm install gpuready " + Chart +
+		" -n gpuready-system --create-namespace --wait --skip-crds --set clusterPolicy.create=false --set nfd.enabled=false"
+}
+
+// Chart is the chart's folder in a clone of the repository.
+const Chart = "deployments/helm/gpuready"
+
+// PublishedChart returns the arguments of helm install that name the chart of a published release.
+func PublishedChart() string {
+	return "oci://ghcr.io/gpuready/charts/gpuready --version " + strings.TrimPrefix(version.Release(), "v")
 }
 
 // containerRuntime begins the paths at which NVIDIA's operator mounts the runtime's configuration into

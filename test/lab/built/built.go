@@ -22,11 +22,11 @@ var (
 
 // Path returns the absolute path of a file that `make build` creates, by its name below bin:
 // "gpusim", "lib/libcuda.so". If GPUREADY_BIN names a folder, as in `make test`, the file there is
-// used unchanged. Otherwise it is built in bin/race, with the race detector.
+// used unchanged. Otherwise it is built in bin or, if the test has the race detector, in bin/race with it.
 func Path(t testing.TB, name string) string {
 	t.Helper()
-	if dir := os.Getenv("GPUREADY_BIN"); dir != "" {
-		path := filepath.Join(dir, name)
+	if given := os.Getenv("GPUREADY_BIN"); given != "" {
+		path := filepath.Join(given, name)
 		if _, err := os.Stat(path); err != nil {
 			t.Fatalf("built: %v; GPUREADY_BIN must name a folder that `make build` filled", err)
 		}
@@ -34,10 +34,10 @@ func Path(t testing.TB, name string) string {
 	}
 	mu.Lock()
 	defer mu.Unlock()
-	path := filepath.Join(Root(), "bin/race", name)
+	path := filepath.Join(Root(), dir, name)
 	err, tried := made[name]
 	if !tried {
-		err = build("bin/race/" + name)
+		err = build(path)
 		made[name] = err
 	}
 	if err != nil {
@@ -62,7 +62,7 @@ func Root() string {
 }
 
 // build runs make under a lock shared by the test processes of several packages.
-func build(target string) error {
+func build(path string) error {
 	if err := os.MkdirAll(filepath.Join(Root(), "bin"), 0o755); err != nil {
 		return err
 	}
@@ -74,7 +74,11 @@ func build(target string) error {
 	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
 		return fmt.Errorf("lock %s: %w", lock.Name(), err)
 	}
-	cmd := exec.Command("make", "-s", "--no-print-directory", "BIN=bin/race", "RACE=1", target)
+	target, err := filepath.Rel(Root(), path)
+	if err != nil {
+		return err
+	}
+	cmd := exec.Command("make", append([]string{"-s", "--no-print-directory", "BIN=" + dir, target}, mode...)...)
 	cmd.Dir = Root()
 	cmd.Env = environ("MAKEFLAGS", "MAKELEVEL", "BIN")
 	if out, err := cmd.CombinedOutput(); err != nil {

@@ -285,6 +285,9 @@ func (c *Cluster) AddNode(ctx context.Context, name string, spec NodeSpec) (*Nod
 func (c *Cluster) newNode(ctx context.Context, name string, spec NodeSpec) (*Node, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if err := folder.CheckNodeName(name); err != nil {
+		return nil, fmt.Errorf("add node: %w", err)
+	}
 	if c.find(name) != nil {
 		return nil, fmt.Errorf("add node %s: there is one of that name", name)
 	}

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -51,7 +52,8 @@ type Node struct {
 	spec    NodeSpec
 	files   map[string]string // files of the disk before the first boot
 	bootID  string
-	machine *namespace.Machine // nil: never booted
+	machine *namespace.Machine                // nil: never booted
+	running atomic.Pointer[namespace.Machine] // the same, except while it is halted on purpose
 }
 
 // newNodes creates the nodes n1, n2, … without booting them.
@@ -207,6 +209,7 @@ func (n *Node) boot(ctx context.Context, first bool) error {
 	if n.machine, err = namespace.StartMachine(c.Folder.MachineFiles(n.Name), n.machineSpec(groups), nil); err != nil {
 		return err
 	}
+	n.running.Store(n.machine)
 	if err := n.machine.WaitBooted(ctx); err != nil {
 		return err
 	}
@@ -249,10 +252,26 @@ func (n *Node) Kill() {
 // Halt ends the node as Kill does, waits for it, and removes all of the node from the machine
 // outside except its disk.
 func (n *Node) Halt() error {
+	n.running.Store(nil)
 	if n.machine != nil {
 		n.machine.End()
 	}
 	return namespace.RemoveGroups(n.config.Hierarchies, n.config.Folder.Group(n.Name))
+}
+
+// hasEnded reports whether the node's first process has ended, and nobody halted the node. It may be called
+// during a reboot.
+func (n *Node) hasEnded() bool {
+	m := n.running.Load()
+	if m == nil {
+		return false
+	}
+	select {
+	case <-m.Ended():
+		return true
+	default:
+		return false
+	}
 }
 
 // Remove ends the node as Halt does, and removes its disk and its Node object.

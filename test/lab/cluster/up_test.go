@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuready/gpuready/test/lab/binaries"
+	"github.com/gpuready/gpuready/test/lab/folder"
 	"github.com/gpuready/gpuready/test/lab/namespace"
 )
 
@@ -120,6 +121,27 @@ func TestClusterSurvivesNodeEvents(t *testing.T) {
 		require.NoDirExists(t, disk)
 		require.Equal(t, "node/n1\nnode/n2\n", k.run("get", "nodes", "-o=name"))
 		require.ErrorContains(t, c.RemoveNode(ctx, "more"), "no node of that name")
+	})
+	t.Run("another process reboots, adds and removes nodes", func(t *testing.T) {
+		serving, stop := context.WithCancel(ctx)
+		served := make(chan error, 1)
+		go func() { served <- c.Serve(serving) }()
+		defer func() {
+			stop()
+			require.NoError(t, <-served)
+		}()
+		r, err := folder.FindRecord(config.Name)
+		require.NoError(t, err)
+		c.Node("n2").Kill()
+		require.Eventually(t, func() bool { return r.Refresh(ctx) == nil && r.Nodes[1].Ended }, time.Minute, 100*time.Millisecond)
+		require.NoError(t, r.RebootNode(ctx, "n2", time.Minute))
+		require.Empty(t, c.EndedNodes())
+		require.ErrorContains(t, r.RebootNode(ctx, "n9", time.Minute), "there is no node n9; there are n1, n2")
+		added, err := r.AddNode(ctx, "", time.Minute)
+		require.NoError(t, err)
+		require.Equal(t, "n3", added)
+		require.NoError(t, r.RemoveNode(ctx, added, time.Minute))
+		require.Equal(t, "node/n1\nnode/n2\n", k.run("get", "nodes", "-o=name"))
 	})
 	t.Run("clusters stand side by side", func(t *testing.T) {
 		other := config

@@ -58,6 +58,16 @@ func CheckName(cluster string) error {
 	return nil
 }
 
+var validNode = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
+
+// CheckNodeName returns an error for a name that no node can have.
+func CheckNodeName(node string) error {
+	if !validNode.MatchString(node) {
+		return fmt.Errorf("node name %q: must be lower-case letters, digits and dashes, at most 63", node)
+	}
+	return nil
+}
+
 // Claim creates the folder of a cluster and locks it until Release or the end of this process.
 // It first removes what killed clusters left behind, including their control groups.
 func Claim(cluster string, hierarchies []namespace.Hierarchy) (*Folder, error) {
@@ -129,10 +139,15 @@ func (f *Folder) Group(node string) string { return groupName(f.Cluster, node) }
 
 func groupName(cluster, node string) string { return "gpuready-" + cluster + "-" + node }
 
+// PreservedLogs returns the folder with the logs of a cluster that failed to start.
+func PreservedLogs(cluster string) string {
+	return filepath.Join(os.TempDir(), "gpuready-cluster-"+cluster+"-log")
+}
+
 // PreserveLogs moves the logs of a cluster that failed to start to another place, and makes the
 // error name them there. They are kept until the next failure of a cluster of that name.
 func (f *Folder) PreserveLogs(err error) error {
-	from, to := filepath.Join(f.Path, logs), filepath.Join(os.TempDir(), "gpuready-cluster-"+f.Cluster+"-log")
+	from, to := filepath.Join(f.Path, logs), PreservedLogs(f.Cluster)
 	if os.RemoveAll(to) != nil || os.Rename(from, to) != nil && os.CopyFS(to, os.DirFS(from)) != nil {
 		return err
 	}

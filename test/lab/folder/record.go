@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -32,6 +33,7 @@ type NodeRecord struct {
 	Name    string `json:"name"`
 	IP      string `json:"ip"`
 	Ready   bool   `json:"ready"`
+	Ended   bool   `json:"ended,omitempty"`   // its first process ended by itself
 	Message string `json:"message,omitempty"` // why it is not ready
 	Kubelet string `json:"kubelet,omitempty"`
 	Runtime string `json:"runtime,omitempty"`
@@ -113,7 +115,21 @@ func (r *Record) Refresh(ctx context.Context) error {
 			}
 		}
 	}
-	return nil
+	return r.findEnded(ctx)
+}
+
+// findEnded asks the holder which nodes have ended. Kubernetes notices that only after a while.
+func (r *Record) findEnded(ctx context.Context) error {
+	if _, err := os.Stat(filepath.Join(r.Dir, controlSocket)); errors.Is(err, fs.ErrNotExist) {
+		return nil // this holder takes no commands
+	}
+	a, err := r.command(ctx, http.MethodGet, "/ended", 0)
+	for i := range r.Nodes {
+		if n := &r.Nodes[i]; slices.Contains(a.Ended, n.Name) {
+			n.Ready, n.Ended, n.Message = false, true, ""
+		}
+	}
+	return err
 }
 
 // End asks the process that holds the cluster to end it, and waits until it is gone.

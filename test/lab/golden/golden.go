@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/stretchr/testify/require"
 )
 
@@ -24,7 +25,10 @@ func Require[T string | []byte](t testing.TB, path string, content T) {
 	}
 	have, err := os.ReadFile(path)
 	require.NoError(t, err, "run go test -update")
-	require.Equal(t, string(have), string(content), "%s: if the new content is right, run go test -update, or make generate for generated files", path)
+	if string(have) != string(content) {
+		t.Fatalf("%s: if the new content is right, run go test -update, or make generate for generated files; -there +made:\n%s",
+			path, cmp.Diff(strings.Split(string(have), "\n"), strings.Split(string(content), "\n")))
+	}
 }
 
 // RequireSection does the same with the part of a file between two lines.

@@ -1,5 +1,5 @@
-// Package support keeps what the support matrix, docs/support.md, may claim. A scenario that passed
-// writes a record of the environment it ran in to docs/support, and the page is made of these records:
+// Package support keeps what the support matrix in docs/support.md may claim. A scenario that passed
+// writes a record of the environment it ran in to docs/support, and the tables are made of these records:
 // a cell is tested if a record matches it. docs/support/matrix.yaml has the rows, and what is known
 // about those that no record matches.
 package support
@@ -124,7 +124,6 @@ func read(file string) (r Record, err error) {
 
 // Matrix has the rows of the page.
 type Matrix struct {
-	About  string  `json:"about"`
 	Tables []Table `json:"tables"`
 }
 
@@ -175,12 +174,11 @@ func ReadMatrix(file string) (m Matrix, err error) {
 	return m, nil
 }
 
-// Page returns the page in Markdown. docs is the folder with the files that rows name.
-func Page(m Matrix, records []Record, docs string) (string, error) {
+// Section returns the tables in Markdown. docs is the folder with the files that rows name.
+func Section(m Matrix, records []Record, docs string) (string, error) {
 	var b strings.Builder
-	fmt.Fprintf(&b, "# What is supported\n\n%s\n", strings.TrimSpace(m.About))
 	for _, table := range m.Tables {
-		fmt.Fprintf(&b, "\n## %s\n\n", table.Title)
+		fmt.Fprintf(&b, "\n### %s\n\n", table.Title)
 		if table.About != "" {
 			fmt.Fprintf(&b, "%s\n\n", strings.TrimSpace(table.About))
 		}
@@ -193,7 +191,7 @@ func Page(m Matrix, records []Record, docs string) (string, error) {
 			fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", r.Name, claim, by, cmp.Or(r.Note, "–"))
 		}
 	}
-	return b.String(), nil
+	return b.String() + "\n", nil
 }
 
 // claim returns what may be said about a row.

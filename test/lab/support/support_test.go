@@ -1,6 +1,6 @@
 package support
 
-//go:generate go test -tags grpcnotrace -run ^TestThePageIsMadeOfTheRecords$ . -update
+//go:generate go test -tags grpcnotrace -run ^TestTheTablesAreMadeOfTheRecords$ . -update
 
 import (
 	"os"
@@ -14,14 +14,15 @@ import (
 
 const docs = "../../../docs"
 
-func TestThePageIsMadeOfTheRecords(t *testing.T) {
+func TestTheTablesAreMadeOfTheRecords(t *testing.T) {
 	m, err := ReadMatrix(docs + "/support/matrix.yaml")
 	require.NoError(t, err)
 	records, err := Read(docs + "/support")
 	require.NoError(t, err)
-	page, err := Page(m, records, docs)
+	tables, err := Section(m, records, docs)
 	require.NoError(t, err)
-	golden.Require(t, docs+"/support.md", page)
+	golden.RequireSection(t, docs+"/support.md",
+		"<!-- support matrix: made by go generate ./test/lab/support -->\n", "<!-- end of support matrix -->\n", tables)
 }
 
 func record() Record {
@@ -71,7 +72,7 @@ func TestARowClaimsOnlyWhatRan(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "h200.md"), []byte("Driver 580.1"), 0o644))
 	row := func(r Row) string {
-		page, err := Page(Matrix{Tables: []Table{{Title: "T", Rows: []Row{r}}}}, []Record{record()}, dir)
+		page, err := Section(Matrix{Tables: []Table{{Title: "T", Rows: []Row{r}}}}, []Record{record()}, dir)
 		require.NoError(t, err)
 		return page
 	}
@@ -81,7 +82,7 @@ func TestARowClaimsOnlyWhatRan(t *testing.T) {
 	require.Contains(t, row(Row{Name: "no match", Documented: "install.md", Note: "a note"}), "| no match | documented | [install](install.md) | a note |\n")
 	require.Contains(t, row(Row{Name: "H200", Measured: "h200.md", Contains: "580.1", Command: "make test-gpu", Documented: "x.md"}), "| **tested here** | `make test-gpu` ([measured](h200.md)) |")
 	for _, r := range []Row{{Measured: "h200.md", Contains: "590", Documented: "x.md"}, {Measured: "h200.md", Documented: "x.md"}, {Measured: "b200.md", Contains: "1", Documented: "x.md"}} {
-		_, err := Page(Matrix{Tables: []Table{{Rows: []Row{r}}}}, nil, dir)
+		_, err := Section(Matrix{Tables: []Table{{Rows: []Row{r}}}}, nil, dir)
 		require.Error(t, err)
 	}
 }

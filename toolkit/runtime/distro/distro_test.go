@@ -71,9 +71,10 @@ func TestPlaceDependsOnTheVersion(t *testing.T) {
 	}, byName(t, "containerd").Place("1.7.27"))
 }
 
-// The documentation page is generated from the profiles.
+// The documentation's section is generated from the profiles.
 func TestPageMatchesTheProfiles(t *testing.T) {
-	golden.Require(t, "../../../docs/toolkit-distributions.md", renderPage())
+	golden.RequireSection(t, "../../../docs/toolkit.md",
+		"<!-- distributions: made by go test ./toolkit/runtime/distro -update -->\n", "<!-- end of distributions -->\n", renderSection())
 }
 
 func byName(t *testing.T, name string) Profile {

@@ -5,21 +5,11 @@ import (
 	"strings"
 )
 
-// renderPage renders docs/toolkit-distributions.md: the changes on each distribution and how
-// to undo them.
-func renderPage() string {
+// renderSection renders the section of docs/toolkit.md about distributions: the changes on each
+// and how to undo them.
+func renderSection() string {
 	var b strings.Builder
-	b.WriteString(`# Distributions
-
-To see which distribution ` + "`gpu-toolkit`" + ` detects on a node, and what it would write there:
-
-    gpu-toolkit plan
-
-This page lists, for each distribution, the files of its container runtime, what the toolkit writes, and how to undo that. The toolkit checks the distributions in this order, and takes the most specific match. You can [override each setting](#overriding).
-The page is made of toolkit/runtime/distro/profiles.yaml by ` + "`go test ./toolkit/runtime/distro -update`" + `.
-
-containerd 2, CRI-O and Docker 28.2 resolve CDI names without a change of their configuration. With native CDI the toolkit then installs only its programs, and writes nothing else of what is listed here.
-
+	b.WriteString(`
 | distribution | configuration | written | restarted by | folder of programs |
 |---|---|---|---|---|
 `)
@@ -27,7 +17,7 @@ containerd 2, CRI-O and Docker 28.2 resolve CDI names without a change of their 
 		fmt.Fprintf(&b, "| [%s](#%s) | %s | %s | %s | %s |\n", p.Title, slug(p.Title), code(p.Config), written(p), restartedBy(p), code(programsIn(p)))
 	}
 	for _, p := range profiles() {
-		fmt.Fprintf(&b, "\n## %s\n\n%s\n\n", p.Title, p.Notes)
+		fmt.Fprintf(&b, "\n### %s\n\n%s\n\n", p.Title, p.Notes)
 		row := func(name, value string) {
 			if value != "" {
 				fmt.Fprintf(&b, "- %s: %s\n", name, value)
@@ -44,19 +34,7 @@ containerd 2, CRI-O and Docker 28.2 resolve CDI names without a change of their 
 		row("`restore`", p.Undo)
 		row("sources", links(p.Sources))
 	}
-	b.WriteString(`
-## Overriding
-
-These are the variables of the reference installer. All paths are the host's. A variable of one runtime wins over the general one in its row. Of settings of different runtimes, those of the selected one count, else those of the detected one.
-
-| variable | value |
-|---|---|
-| ` + "`RUNTIME`" + ` | ` + "`containerd`, `docker` or `crio`" + `; unset: the detected one |
-| ` + "`CONTAINERD_CONFIG`, `DOCKER_CONFIG`, `CRIO_CONFIG`, `RUNTIME_CONFIG`" + ` | the configuration |
-| ` + "`CONTAINERD_SOCKET`, `DOCKER_SOCKET`, `CRIO_SOCKET`, `RUNTIME_SOCKET`" + ` | the socket |
-| ` + "`RUNTIME_DROP_IN_CONFIG`" + ` | the drop-in |
-| ` + "`RUNTIME_RESTART_MODE`" + ` | ` + "`systemd`, `signal` (Docker; others are restarted) or `none`" + ` |
-`)
+	b.WriteString("\n")
 	return b.String()
 }
 

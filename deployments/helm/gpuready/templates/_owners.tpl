@@ -17,9 +17,9 @@
 {{- end }}
 {{- else if lookup $group "ClusterRole" "" "gpuready-operator" }}
 {{- $force := semverCompare ">=4.0.0-0" .Capabilities.HelmVersion.Version | ternary " --force-conflicts" "" }}
-{{- fail (printf "\ngpuready's operator is installed already, in namespace %s, from manifests and not by Helm. To hand it over with its policies and operands, add these flags: -n %[1]s --take-ownership%[2]s --set takeOwnership=true --set clusterPolicy.create=false (docs/moving.md)" $namespace $force) }}
+{{- fail (printf "\ngpuready's operator is installed already, in namespace %s, from manifests and not by Helm. To hand it over with its policies and operands, add these flags: -n %[1]s --take-ownership%[2]s --set takeOwnership=true --set clusterPolicy.create=false (docs/manifests-to-operator.md)" $namespace $force) }}
 {{- else }}
-{{- fail (printf "\ngpuready's agents are installed already, in namespace %s, from manifests and not by Helm. Delete them first; pods that use GPUs continue: kubectl delete -f FILE, with the file that was applied, such as gpuready.yaml (docs/moving.md)" $namespace) }}
+{{- fail (printf "\ngpuready's agents are installed already, in namespace %s, from manifests and not by Helm. Delete them first; pods that use GPUs continue: kubectl delete -f FILE, with the file that was applied, such as gpuready.yaml (docs/manifests-to-operator.md)" $namespace) }}
 {{- end }}
 {{- end }}
 {{- end }}

@@ -148,9 +148,9 @@
 {{- (index $versions 0).schema.openAPIV3Schema.properties.spec.properties | keys | sortAlpha | toJson }}
 {{- end }}
 
-{{- /* The CustomResourceDefinition. The chart's folder in the repository lacks it. */}}
+{{- /* The CustomResourceDefinition of ClusterPolicy. */}}
 {{- define "gpuready.definition" -}}
-{{- .Files.Get "crds/nvidia.com_clusterpolicies.yaml" | required "the chart has no CustomResourceDefinition: run make chart, and install bin/charts/gpuready-*.tgz" }}
+{{- .Files.Get "crds/nvidia.com_clusterpolicies.yaml" }}
 {{- end }}
 
 {{- /* The fields of an NVIDIADriver that a policy's spec has, too. Some have other names. */}}

@@ -6,7 +6,7 @@
        unknown keys are dropped. ValueNotes, beside .Values, lists what has no effect. */}}
 {{- define "gpuready.readValues" -}}
 {{- if not (hasKey . "ValueNotes") }}
-{{- $data := .Files.Get "files/values.json" | required "the chart has no files/values.json: run make chart, and install bin/charts/gpuready-*.tgz" | fromJson }}
+{{- $data := .Files.Get "files/values.json" | fromJson }}
 {{- $table := .Files.Get "files/nvidia-values.yaml" | fromYamlArray }}
 {{- $ignored := .Files.Get "files/ignored-fields.yaml" | fromYamlArray }}
 {{- $found := dict "refused" list "unknown" list "notes" list "ignored" $ignored }}

@@ -55,6 +55,8 @@ func run(ctx context.Context, args []string) error {
 		return status(ctx, o)
 	case "logs":
 		return logs(ctx, o)
+	case "reboot", "add-node", "remove-node":
+		return changeNode(ctx, o, os.Stdout)
 	}
 	return build(ctx)
 }
@@ -65,6 +67,9 @@ func report(ctx context.Context, err error) int {
 	switch {
 	case err == nil:
 		return 0
+	case errors.Is(err, errGoesOn):
+		fmt.Fprintln(os.Stderr, "cluster:", err)
+		return exitInterrupted
 	case ctx.Err() != nil && !errors.Is(err, cluster.ErrLeftBehind):
 		fmt.Fprintln(os.Stderr, "cluster: interrupted; nothing is left behind")
 		return exitInterrupted

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -10,6 +9,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/gpuready/gpuready/internal/cmdline"
 	"github.com/gpuready/gpuready/test/lab/cluster"
 	"github.com/gpuready/gpuready/test/lab/folder"
 )
@@ -18,6 +18,7 @@ import (
 type options struct {
 	command    string
 	component  string // of logs
+	node       string // of reboot, add-node and remove-node
 	name       string
 	nodes      int
 	images     []string
@@ -39,8 +40,18 @@ var commands = []struct{ name, args, what string }{
 	{"up", "", "bring a cluster up and hold it until Ctrl-C"},
 	{"down", "", "end a cluster that another terminal holds"},
 	{"status", "", "show running clusters and the state of their nodes"},
-	{"logs", "[COMPONENT]", "print a component's log; without one, list the components"},
+	{"logs", "[COMPONENT]", "print a component's log; without one, list the log files"},
+	{"reboot", "NODE", "end a node at once and boot it again, with its disk; also one that was killed"},
+	{"add-node", "[NODE]", "add a node; without a name, the next of n1, n2, …"},
+	{"remove-node", "NODE", "end a node and delete its Node object, as a cloud does"},
 	{"build", "", "build the binaries ahead: etcd, Kubernetes, containerd, runc"},
+}
+
+func commandNames() (names []string) {
+	for _, c := range commands {
+		names = append(names, c.name)
+	}
+	return names
 }
 
 func parse(args []string) (options, error) {
@@ -53,7 +64,8 @@ func parse(args []string) (options, error) {
 	f.SortFlags = false
 	f.Usage = func() {}
 	in := func(commands ...string) bool { return o.command == "" || slices.Contains(commands, o.command) }
-	if in("up", "down", "status", "logs") {
+	nodeCommands := []string{"reboot", "add-node", "remove-node"}
+	if in(append(nodeCommands, "up", "down", "status", "logs")...) {
 		f.StringVar(&o.name, "name", cluster.DefaultName, "`NAME` of the cluster; several can be up side by side")
 	}
 	if in("up") {
@@ -64,8 +76,10 @@ func parse(args []string) (options, error) {
 		f.BoolVar(&o.withoutCDI, "without-cdi", false, "containerd looks for CDI specs where there are none")
 		f.BoolVar(&o.numa, "numa", false, "two made-up NUMA nodes, topology manager policy single-numa-node")
 		f.DurationVar(&o.nodeStatus, "node-status", 2*time.Second, "how often a kubelet reports; Kubernetes' default is 10s")
-		f.DurationVar(&o.timeout, "timeout", 2*time.Minute, "give up after this long, building not counted")
 		f.StringVar(&o.binaries, "binaries", "", "use the binaries in the folder `DIR` instead of building any")
+	}
+	if in(append(nodeCommands, "up")...) {
+		f.DurationVar(&o.timeout, "timeout", 2*time.Minute, "give up after this long, building not counted")
 	}
 	if in("status") {
 		f.StringVarP(&o.output, "output", "o", "text", "text or json")
@@ -74,8 +88,8 @@ func parse(args []string) (options, error) {
 		f.BoolVarP(&o.follow, "follow", "f", false, "follow the log until Ctrl-C")
 	}
 	f.BoolVarP(&o.help, "help", "h", false, "show this help")
-	if err := f.Parse(args); err != nil {
-		return o, fmt.Errorf("%w; see cluster %s--help", err, spaced(o.command))
+	if err := cmdline.Parse(f, args); err != nil {
+		return o, cmdline.See(err, strings.TrimSpace("cluster "+o.command))
 	}
 	return o, o.check()
 }
@@ -85,13 +99,18 @@ func (o *options) check() error {
 	known := slices.ContainsFunc(commands, func(c struct{ name, args, what string }) bool { return c.name == o.command })
 	switch {
 	case o.command != "" && !known:
-		return fmt.Errorf("unknown command %q; see cluster --help", o.command)
+		return cmdline.See(cmdline.UnknownCommand(o.command, commandNames()), "cluster")
 	case o.help:
 		return nil
 	case o.command == "":
-		return errors.New("no command; try cluster up, and see cluster --help")
+		return cmdline.See(cmdline.NoCommand(commandNames()), "cluster")
 	case o.command == "logs" && len(rest) == 1:
 		o.component = rest[0]
+	case (o.command == "reboot" || o.command == "remove-node") && len(rest) != 1:
+		return cmdline.See(cmdline.CountArguments(o.command, len(rest), "NODE"), "cluster "+o.command)
+	case (o.command == "reboot" || o.command == "add-node" || o.command == "remove-node") && len(rest) == 1:
+		o.node = rest[0]
+		return folder.CheckNodeName(o.node)
 	case len(rest) > 0:
 		return fmt.Errorf("unexpected argument %q; see cluster %s --help", rest[0], o.command)
 	case o.command == "status" && o.output != "text" && o.output != "json":
@@ -100,23 +119,17 @@ func (o *options) check() error {
 	return nil
 }
 
-func spaced(word string) string {
-	if word == "" {
-		return ""
-	}
-	return word + " "
-}
-
 func help(w io.Writer, o options) {
 	fmt.Fprint(w, `cluster: a real Kubernetes cluster on this machine: etcd, the control plane, and
 nodes with kubelet, containerd and runc, each in namespaces of its own. It needs
-root, no container engine and no registry, and leaves nothing behind.
+root, no container engine and no registry. Nothing of a cluster is left behind; the
+binaries, which are compiled once, stay in the cache.
 
 `)
 	if o.command == "" {
 		fmt.Fprint(w, "Usage:\n")
 		for _, c := range commands {
-			fmt.Fprintf(w, "  cluster %-19s %s\n", strings.TrimSpace(c.name+" "+c.args), c.what)
+			fmt.Fprintf(w, "  cluster %-21s %s\n", strings.TrimSpace(c.name+" "+c.args), c.what)
 		}
 	} else {
 		for _, c := range commands {
@@ -132,6 +145,9 @@ Examples:
   make cluster CLUSTER_ARGS="--nodes 2 --profile dgx-2"   # gpuready and simulated GPUs
   bin/cluster up --name b --without-cdi     # beside the first
   bin/cluster logs n1-kubelet
+  bin/cluster add-node                      # n2, with the images of the others
+  bin/cluster reboot n1
+  bin/cluster remove-node n2
   bin/cluster status -o json
   bin/cluster down --name b
 
@@ -143,7 +159,8 @@ Environment:
 
 Exit codes:
   0    success; up: the cluster was up, and was ended
-  1    it failed: the component, its log file and the log's last lines are shown
+  1    it failed: the component, its log file and the log's last lines are shown;
+       reboot, remove-node: there is no such node
   2    bad usage
   3    no such cluster is up
   130  interrupted before the end; nothing is left behind

@@ -67,7 +67,10 @@ func show(out io.Writer, states []folder.Record, now time.Time) error {
 		fmt.Fprintf(w, "%s\tup %v\tprocess %d\tKUBECONFIG=%s\n", s.Name, now.Sub(s.Since).Round(time.Second), s.Process, s.Kubeconfig)
 		for _, n := range s.Nodes {
 			how := "Ready"
-			if !n.Ready {
+			switch {
+			case n.Ended:
+				how = "ended: its first process was killed; " + revive(s.Name, n.Name)
+			case !n.Ready:
 				how = "not Ready: " + n.Message
 			}
 			fmt.Fprintf(w, "  %s\t%s\t%s\tkubelet %s\t%s\n", n.Name, how, n.IP, cmp.Or(n.Kubelet, "?"), n.Runtime)
@@ -79,6 +82,11 @@ func show(out io.Writer, states []folder.Record, now time.Time) error {
 // logs prints the log of a component, or lists the components.
 func logs(ctx context.Context, o options) error {
 	s, err := folder.FindRecord(o.name)
+	if errors.Is(err, folder.ErrNotUp) {
+		if failed := folder.PreservedLogs(o.name); isFolder(failed) {
+			return fmt.Errorf("%w; the logs of the last one that failed to start are in %s", err, failed)
+		}
+	}
 	if err != nil {
 		return err
 	}
@@ -102,6 +110,11 @@ func logs(ctx context.Context, o options) error {
 	}
 	defer f.Close()
 	return copyLog(ctx, f, o.follow)
+}
+
+func isFolder(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.IsDir()
 }
 
 // copyLog copies a log to standard output. With follow it also copies what is added later.

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -17,10 +18,10 @@ import (
 func TestCommandLines(t *testing.T) {
 	for line, want := range map[string]string{
 		"":                      "no command",
-		"upp":                   `unknown command "upp"`,
+		"upp":                   `unknown command "upp", did you mean "up"? See cluster --help`,
 		"up two":                `unexpected argument "two"`,
-		"up --node 2":           "unknown flag: --node",
-		"down --nodes 2":        "unknown flag: --nodes",
+		"up --node 2":           `unknown flag --node, did you mean "--nodes"? See cluster up --help`,
+		"down --nodes 2":        `unknown flag --nodes`,
 		"status -o yaml":        "must be text or json",
 		"logs a b":              `unexpected argument "a"`,
 		"up --nodes 2":          "",
@@ -33,6 +34,15 @@ func TestCommandLines(t *testing.T) {
 		"up --help":             "",
 		"logs --help n1 n2":     "",
 		"up --node-status 10s ": "",
+		"reboot":                "reboot takes 1 argument (NODE), not 0; see cluster reboot --help",
+		"reboot n1":             "",
+		"reboot n1 n2":          "reboot takes 1 argument (NODE), not 2",
+		"reboot ../n1":          `node name "../n1": must be lower-case letters`,
+		"add-node":              "",
+		"add-node n7 --name b":  "",
+		"add-node a b":          `unexpected argument "a"`,
+		"remove-node":           "remove-node takes 1 argument (NODE), not 0",
+		"remove-node n2":        "",
 	} {
 		t.Run(line, func(t *testing.T) {
 			_, err := parse(strings.Fields(line))
@@ -80,6 +90,7 @@ func TestStatusIsReadable(t *testing.T) {
 		{Name: "a", Process: 17, Since: now.Add(-90 * time.Second), Kubeconfig: "/clusters/a/kubeconfig", Nodes: []folder.NodeRecord{
 			{Name: "n1", IP: "10.88.1.1", Ready: true, Kubelet: "v1.37.1", Runtime: "containerd://2.4.2"},
 			{Name: "n2", IP: "10.88.1.2", Message: "its kubelet has not reported yet"},
+			{Name: "n3", IP: "10.88.1.3", Ended: true, Kubelet: "v1.37.1", Runtime: "containerd://2.4.2"},
 		}},
 		{Name: "b"},
 	}, now))
@@ -98,9 +109,29 @@ func TestExitCodesDistinguishErrors(t *testing.T) {
 		"failed":                  {t.Context(), errors.New("x"), exitFailed},
 		"usage":                   {t.Context(), usageError{errors.New("x")}, exitUsage},
 		"not up":                  {t.Context(), folder.ErrNotUp, exitNotUp},
+		"goes on":                 {interrupted, errGoesOn, exitInterrupted},
 		"interrupted":             {interrupted, context.Canceled, exitInterrupted},
 		"interrupted with traces": {interrupted, errors.Join(context.Canceled, cluster.ErrLeftBehind), exitFailed},
 	} {
 		t.Run(name, func(t *testing.T) { require.Equal(t, test.want, report(test.ctx, test.err)) })
+	}
+}
+
+func TestLogsOfAFailedStartAreNamed(t *testing.T) {
+	t.Setenv("GPUREADY_CLUSTERS", t.TempDir())
+	t.Setenv("TMPDIR", t.TempDir())
+	o, err := parse([]string{"logs", "--name", "b"})
+	require.NoError(t, err)
+	err = logs(t.Context(), o)
+	require.ErrorIs(t, err, folder.ErrNotUp)
+	require.NotContains(t, err.Error(), "failed to start")
+	require.NoError(t, os.MkdirAll(folder.PreservedLogs("b"), 0o700))
+	require.ErrorContains(t, logs(t.Context(), o), "the logs of the last one that failed to start are in "+folder.PreservedLogs("b"))
+}
+
+func TestCommandsNeedACluster(t *testing.T) {
+	t.Setenv("GPUREADY_CLUSTERS", t.TempDir())
+	for _, line := range []string{"reboot n1", "add-node", "remove-node n1"} {
+		require.ErrorIs(t, run(t.Context(), strings.Fields(line)), folder.ErrNotUp)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/gpuready/gpuready/test/lab/binaries"
@@ -62,10 +63,22 @@ func hold(ctx context.Context, c *cluster.Cluster, path string, took time.Durati
 	fmt.Printf("\ncluster %s is up: %d of %d nodes Ready, %.1f s. In another terminal:\n\n", c.Name, len(c.Nodes), len(c.Nodes), took.Seconds())
 	fmt.Printf("    export KUBECONFIG=%s\n    export PATH=%s:$PATH\n    kubectl get nodes\n\n", c.Kubeconfig, path)
 	fmt.Println("Ctrl-C ends it and removes all of it.")
+	serving, stop := context.WithCancel(ctx)
+	var helpers sync.WaitGroup
+	helpers.Go(func() { watchNodes(serving, c, os.Stderr) })
+	helpers.Go(func() {
+		if err := c.Serve(serving); err != nil {
+			fmt.Fprintln(os.Stderr, "cluster:", err)
+		}
+	})
 	select {
 	case <-c.Ended():
-		return errors.Join(errors.New("the control plane ended by itself"), c.Down())
 	case <-ctx.Done():
+	}
+	stop()
+	helpers.Wait()
+	if ctx.Err() == nil {
+		return errors.Join(errors.New("the control plane ended by itself"), c.Down())
 	}
 	fmt.Fprintf(os.Stderr, "\nending cluster %s\n", c.Name)
 	if err := c.Down(); err != nil {
