@@ -72,8 +72,8 @@ test: packages-build packages-containers packages-test ## run every test, compon
 	@$(MAKE) --no-print-directory -j2 build $(BIN)/demo
 	GPUREADY_BIN=$(abspath $(BIN)) $(TEST) ./...
 
-# make check vets the tests, too.
-TEST = $(GO) test -vet=off -ldflags='-s -w' -count=1 -p 3 -parallel 8
+# make check vets the tests, too. Most tests wait for processes: three programs a processor keep it busy.
+TEST = $(GO) test -vet=off -ldflags='-s -w' -count=1 -p $(shell expr 3 \* $$(nproc)) -parallel 8
 
 # Packages that start no goroutine, their tests included (docs/packages_test.go). The race detector has nothing
 # to find in their tests, which take up to eight times as long with it.
@@ -200,9 +200,6 @@ endif
 $(addprefix $(BIN)/,$(CGO_PROGRAMS)): $(BIN)/%: $(GO_SOURCES) $(STAMP)
 	@echo '  build $@'
 	$(Q)CGO_ENABLED=1 $(GO) build -buildvcs=false $(RACEFLAG) -ldflags "$(LDFLAGS) $(X)" -o $@ ./$(dir_$*)
-
-# It calls registries, for which HTTP/1.1 is enough, and is 350 kB smaller without HTTP/2.
-$(BIN)/gpu-driver: GOFLAGS += $(TAGS),nethttpomithttp2
 
 $(addprefix $(BIN)/,$(STATIC_PROGRAMS)): $(BIN)/%: $(GO_SOURCES) $(STAMP)
 	@echo '  build $@'

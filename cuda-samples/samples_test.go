@@ -137,7 +137,7 @@ func TestEverySampleReportsWhyItFailed(t *testing.T) {
 			{"no time", root, []string{"--timeout", "1ns"}, "", 4, "no result in time; "},
 			{"unknown flag", root, []string{"--frobnicate"}, "", 2, "unknown flag --frobnicate; see " + name + " --help"},
 			{"unknown output", root, nil, upper + "_OUTPUT=xml", 2, `--output is "xml"`},
-			{"no duration", root, nil, upper + "_TIMEOUT=soon", 2, upper + "_TIMEOUT: "},
+			{"no duration", root, nil, upper + "_TIMEOUT=soon", 2, upper + "_TIMEOUT, for --timeout: "},
 		} {
 			t.Run(name+"/"+c.what, func(t *testing.T) {
 				t.Parallel()

@@ -59,7 +59,7 @@ func (c *commands) checkConfigCommand(_ context.Context, args []string) error {
 	case errors.Is(err, pflag.ErrHelp):
 		return nil
 	case err != nil:
-		err = cmdline.See(err, f.Name())
+		err = cmdline.AddHelp(err, f.Name())
 	case folder == "" && file != "":
 		err = errors.New("--config names a file in --config-dir; add that")
 	case folder != "" && f.NArg() > 0:

@@ -53,7 +53,7 @@ func (w *waitOptions) parse(args []string, usage io.Writer) error {
 	case errors.Is(err, pflag.ErrHelp):
 		return err
 	case err != nil:
-		return cmdline.See(err, f.Name())
+		return cmdline.AddHelp(err, f.Name())
 	}
 	if err := config.Env(f, names); err != nil {
 		return err

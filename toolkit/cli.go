@@ -31,7 +31,7 @@ func runCommand(ctx context.Context, args []string, stdout, stderr io.Writer) in
 	o, err := parse(args)
 	switch {
 	case err != nil:
-		fmt.Fprintln(stderr, "gpu-toolkit:", cmdline.See(err, "gpu-toolkit"))
+		fmt.Fprintln(stderr, "gpu-toolkit:", cmdline.AddHelp(err, "gpu-toolkit"))
 		return program.Usage
 	case o.help:
 		fmt.Fprint(stdout, o.usage())

@@ -108,7 +108,7 @@ func (c *componentFlags) check(api cluster) error {
 	case c.name == "cc-manager":
 		return program.UsageErrorf("the component cc-manager is not proven here: the confidential computing manager says by itself, in the Node's label nvidia.com/cc.ready.state, whether it is ready")
 	case !known && c.name != componentMetrics:
-		return program.UsageErrorf("unknown component %q%s", c.name, suggest.Known(c.name, componentNames()))
+		return program.UsageErrorf("unknown component %q%s", c.name, suggest.Hint(c.name, componentNames()))
 	case c.skipValidation:
 		return program.UsageErrorf("--skip-validation: nothing is written that was not proven; leave the component out")
 	case c.skipInit:

@@ -202,7 +202,7 @@ func (p *problems) checkTags(v reflect.Value, at string, tag reflect.StructTag) 
 	case reflect.String:
 		text, known := v.String(), strings.Fields(tag.Get("enum"))
 		if len(known) > 0 && !slices.Contains(known, text) {
-			p.add(at, "%q is not known%s", text, suggest.Known(text, known))
+			p.add(at, "%q is not known%s", text, suggest.Hint(text, known))
 		}
 		if tag.Get("format") == "path" && text != "" && !path.IsAbs(text) {
 			p.add(at, "path %q must be absolute", text)

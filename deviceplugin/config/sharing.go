@@ -208,7 +208,7 @@ func (p *problems) checkShared(path, name string, resources Resources) {
 	case strings.HasSuffix(name, sharedSuffix) && (isWellKnown(strings.TrimSuffix(name, sharedSuffix)) || slices.Contains(names, strings.TrimSuffix(name, sharedSuffix))):
 		p.add(path+".name", "%s is the name of the replicas; write name: %s and rename: %s", name, strings.TrimSuffix(name, sharedSuffix), name)
 	default:
-		p.add(path+".name", "there is no resource %s%s", name, suggest.Known(name, append(names, prefix+"mig-<profile>")))
+		p.add(path+".name", "there is no resource %s%s", name, suggest.Hint(name, append(names, prefix+"mig-<profile>")))
 	}
 }
 

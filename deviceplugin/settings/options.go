@@ -188,7 +188,7 @@ func (o *Options) parseFlags(args []string, usage io.Writer) (*pflag.FlagSet, er
 	case errors.Is(err, pflag.ErrHelp):
 		return nil, err
 	case err != nil:
-		return nil, cmdline.See(err, f.Name())
+		return nil, cmdline.AddHelp(err, f.Name())
 	}
 	if f.NArg() > 0 {
 		return nil, fmt.Errorf("unexpected argument %q; see --help", f.Arg(0))

@@ -211,7 +211,7 @@ func CheckParams(m Info, params []Param) error {
 		kind, known := m.Params[strings.ReplaceAll(p.Name, "-", "_")]
 		if !known {
 			return newError(ReasonParameterUnknown, m.Name, nil, "%s: module %s %s has no parameter %q%s; gpu-driver modinfo %s lists them",
-				p.Source, m.Name, m.Version, truncateText(p.Name), suggest.Known(truncateText(p.Name), slices.Sorted(maps.Keys(m.Params))), m.Name)
+				p.Source, m.Name, m.Version, truncateText(p.Name), suggest.Hint(truncateText(p.Name), slices.Sorted(maps.Keys(m.Params))), m.Name)
 		}
 		if err := checkValue(kind, p); err != nil {
 			return newError(ReasonParameterUnknown, m.Name, nil, "%s: parameter %s of module %s is %s", p.Source, p.Name, m.Name, err)

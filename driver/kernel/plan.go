@@ -139,7 +139,7 @@ func (p *planner) describeMissing(name string, chain []string) string {
 func CheckConf(o Options, files Files) error {
 	for module, file := range o.Configured {
 		if _, known := files[module]; !known {
-			return newError(ReasonParameterUnknown, module, nil, "%s: the driver has no module %s%s", file, module, suggest.Known(module, slices.Sorted(maps.Keys(files))))
+			return newError(ReasonParameterUnknown, module, nil, "%s: the driver has no module %s%s", file, module, suggest.Hint(module, slices.Sorted(maps.Keys(files))))
 		}
 	}
 	return nil

@@ -39,7 +39,7 @@ func SetFromVariable(f *pflag.FlagSet, name, variable, value string) error {
 
 // UnknownCommand returns the error about a command that is not among those known.
 func UnknownCommand(name string, known []string) error {
-	return fmt.Errorf("unknown command %q%s", name, suggest.Known(name, known))
+	return fmt.Errorf("unknown command %q%s", name, suggest.Hint(name, known))
 }
 
 // NoCommand returns the error about a command line without a command.
@@ -47,8 +47,8 @@ func NoCommand(known []string) error {
 	return fmt.Errorf("no command%s", suggest.List(known))
 }
 
-// See adds to an error where the help is: after call, the command line of a program or of its command.
-func See(err error, call string) error {
+// AddHelp adds to an error where the help is: after call, the command line of a program or of its command.
+func AddHelp(err error, call string) error {
 	if strings.HasSuffix(err.Error(), "?") {
 		return fmt.Errorf("%w See %s --help", err, call)
 	}

@@ -72,8 +72,8 @@ func TestUnknownCommandsAreSuggestedOrListed(t *testing.T) {
 }
 
 func TestTheHelpIsNamedAfterAnError(t *testing.T) {
-	require.EqualError(t, See(errors.New(`did you mean "x"?`), "sample run"), `did you mean "x"? See sample run --help`)
-	require.EqualError(t, See(errors.New("no command"), "sample"), "no command; see sample --help")
+	require.EqualError(t, AddHelp(errors.New(`did you mean "x"?`), "sample run"), `did you mean "x"? See sample run --help`)
+	require.EqualError(t, AddHelp(errors.New("no command"), "sample"), "no command; see sample --help")
 }
 
 func TestArgumentsAreCounted(t *testing.T) {

@@ -57,7 +57,7 @@ func removeFromMap(m map[string]any, t reflect.Type, path string) []*Error {
 		case fields == nil:
 			next = t.Elem()
 		case !known:
-			found = append(found, &Error{Path: at, Err: errors.New("unknown key" + suggest.Known(key, slices.Sorted(maps.Keys(fields))))})
+			found = append(found, &Error{Path: at, Err: errors.New("unknown key" + suggest.Hint(key, slices.Sorted(maps.Keys(fields))))})
 			delete(m, key)
 			continue
 		}

@@ -90,7 +90,7 @@ func (f *Flags) Read(args []string) error {
 		err = config.Env(f.FlagSet, f.Env)
 	}
 	if err != nil {
-		return WithExitCode(Usage, cmdline.See(err, f.Name()))
+		return WithExitCode(Usage, cmdline.AddHelp(err, f.Name()))
 	}
 	return nil
 }

@@ -113,9 +113,9 @@ func (p Program) dispatch(ctx context.Context, args []string, stdout, stderr io.
 	}
 	call := cmp.Or(p.Call, p.Name)
 	if len(args) == 0 {
-		return WithExitCode(Usage, cmdline.See(cmdline.NoCommand(p.commandNames()), call))
+		return WithExitCode(Usage, cmdline.AddHelp(cmdline.NoCommand(p.commandNames()), call))
 	}
-	return WithExitCode(Usage, cmdline.See(cmdline.UnknownCommand(name, p.commandNames()), call))
+	return WithExitCode(Usage, cmdline.AddHelp(cmdline.UnknownCommand(name, p.commandNames()), call))
 }
 
 // moveGlobals moves global flags from before the command to after it.

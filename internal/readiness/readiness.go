@@ -342,5 +342,5 @@ func parseLayer(name string, all []Layer) (Layer, error) {
 	for i, l := range all {
 		names[i] = string(l)
 	}
-	return "", fmt.Errorf("unknown layer %q%s", name, suggest.Known(name, names))
+	return "", fmt.Errorf("unknown layer %q%s", name, suggest.Hint(name, names))
 }

@@ -6,9 +6,9 @@ import (
 	"strings"
 )
 
-// Known returns the end of an error about an unknown word: `, did you mean "x"?`, or the list of
+// Hint returns the end of an error about an unknown word: `, did you mean "x"?`, or the list of
 // known words if none is similar and they are few.
-func Known(word string, known []string) string {
+func Hint(word string, known []string) string {
 	if similar := Similar(word, known); similar != "" {
 		return similar
 	}
@@ -23,7 +23,7 @@ func List(known []string) string {
 	return fmt.Sprintf(" (known here: %s)", strings.Join(known, ", "))
 }
 
-// Similar is Known for an error that lists the known words itself: it returns "" if none is similar.
+// Similar is Hint for an error that lists the known words itself: it returns "" if none is similar.
 func Similar(word string, known []string) string {
 	// A similar word has at most 2 edits, or a third of the word's length if that is more.
 	best, distance := "", 1+max(2, len(word)/3)

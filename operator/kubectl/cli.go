@@ -170,7 +170,7 @@ func (c *command) parse(args []string, want ...string) error {
 		return err
 	}
 	if err := cmdline.CountArguments(c.flags.Command(), c.flags.NArg(), want...); err != nil {
-		return program.WithExitCode(program.Usage, cmdline.See(err, c.flags.Name()))
+		return program.WithExitCode(program.Usage, cmdline.AddHelp(err, c.flags.Name()))
 	}
 	return nil
 }

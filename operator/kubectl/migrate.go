@@ -92,7 +92,7 @@ func migrateCluster(ctx context.Context, args []string, stdout, stderr io.Writer
 		return moveNodes(ctx, "back", migrateBackUsage, migrate.NVIDIA, args, stdout, stderr)
 	}
 	err := cmdline.UnknownCommand(name, []string{"plan", "node", "back"})
-	return program.WithExitCode(program.Usage, cmdline.See(err, "kubectl gpu migrate"))
+	return program.WithExitCode(program.Usage, cmdline.AddHelp(err, "kubectl gpu migrate"))
 }
 
 // readSnapshot reads the cluster.

@@ -46,7 +46,7 @@ func parse(args []string) (options, error) {
 	f.BoolVarP(&o.help, "help", "h", false, "show this help")
 	f.Usage = func() {}
 	if err := cmdline.Parse(f, args); err != nil {
-		return o, cmdline.See(err, "demo")
+		return o, cmdline.AddHelp(err, "demo")
 	}
 	o.simulate = f.Changed("profile") || f.Changed("gpus") || f.Changed("break")
 	if f.NArg() > 0 {

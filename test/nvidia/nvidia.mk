@@ -9,7 +9,7 @@
 #	make provision-compare COMPARE_TEST=reset COMPARE_DRIVER=5s,176s the ClusterPolicy is applied again; a precompiled driver and one that is built
 #
 #	make plugin-compare                                              NVIDIA's device plugin beside ours, without a cluster; 20 minutes
-#	make plugin-compare PLUGIN_COMPARE=Prefer                        one of LoseAGPU, ReadAWrongConfiguration, PreferDevices
+#	make plugin-compare PLUGIN_COMPARE=LoseAGPU                      a part; the others are ReadAWrongConfiguration and PreferDevices
 #
 # COMPARE_TEST      fresh: each sample on a node as bare as the first; reset: the ClusterPolicy is applied again, three
 #                   times before the other stack's turn
@@ -44,7 +44,7 @@ $(BIN)/nvidia-driver: $(GO_SOURCES)
 	@echo '  build $@'
 	$(Q)CGO_ENABLED=0 $(GO) build -buildvcs=false -ldflags '-s -w' -o $@ ./test/nvidia/driver
 
-plugin-compare: packages-build $(BIN)/reference/nvidia-device-plugin ## NVIDIA's device plugin and ours: a lost GPU, wrong configurations, preferred devices
+plugin-compare: packages-build $(BIN)/reference/nvidia-device-plugin ## measure NVIDIA's device plugin and ours on a simulated node
 	@$(MAKE) --no-print-directory -j2 $(addprefix $(BIN)/,gpu-device-plugin gpusim $(SIMULATOR))
 	GPUREADY_REFERENCE='$(abspath $(BIN)/reference/nvidia-device-plugin)' GPUREADY_BIN='$(abspath $(BIN))' \
 	$(GO) test -count=1 -v -timeout 1h -parallel 9 -run 'TestPlugins$(PLUGIN_COMPARE)' ./test/nvidia

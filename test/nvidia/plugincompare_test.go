@@ -87,8 +87,8 @@ func TestPluginsLoseAGPU(t *testing.T) {
 				same(l.healthy), same(l.preferred), same(l.pods), same(l.restarted), same(l.again), same(l.reset), same(l.mended), same(l.afterwards)})
 		}
 	}
-	t.Logf("\n%s", table([]string{"GPU 3 is lost", "plugin", "noticed", "after", "healthy", "2 of the 7 others", "pods that start", "healthy after a restart",
-		"pods then", "reset", "8 again", "8 after a restart"}, rows))
+	t.Logf("\n%s", table([]string{"GPU 3 is lost", "plugin", "noticed", "after", "healthy", "2 of the 7 others", "pods that start",
+		"healthy after a restart", "pods then", "reset", "8 again", "8 after a restart"}, rows))
 }
 
 // side names a plugin by its program.
@@ -130,7 +130,7 @@ func (l *loss) add(n *pluginNode, fault []string) {
 	time.Sleep(settling)
 	r, _ = n.kubelet.Resource(gpus)
 	l.healthy = append(l.healthy, n.served(r))
-	l.preferred = append(l.preferred, n.answer(r.Endpoint, others))
+	l.preferred = append(l.preferred, n.choose(r.Endpoint, others))
 	l.pods = append(l.pods, n.admit(ids))
 
 	l.reset = append(l.reset, n.repair())
@@ -158,8 +158,8 @@ func (l *loss) add(n *pluginNode, fault []string) {
 	l.again = append(l.again, n.admit(ids))
 }
 
-// answer describes the plugin's choice of two of the GPUs that are not lost.
-func (n *pluginNode) answer(endpoint string, available []string) string {
+// choose requests two of the GPUs that are not lost, and describes the result.
+func (n *pluginNode) choose(endpoint string, available []string) string {
 	chosen, _, err := n.prefer(endpoint, available, 2)
 	if err != nil {
 		n.t.Logf("GetPreferredAllocation: %v", err)
@@ -224,7 +224,8 @@ var configurations = []struct{ name, text string }{
 	{"`replica: 4`", strings.Replace(shared, "replicas", "replica", 1)},
 	{"`timeSlicng:`", strings.Replace(shared, "timeSlicing", "timeSlicng", 1)},
 	{"`flags.migStratgy: mixed`, beside `replicas: 4`", shared + "flags:\n  migStratgy: mixed\n"},
-	{"`failRequestsGreaterThanOn: true`, beside `replicas: 4`", strings.Replace(shared, "    resources", "    failRequestsGreaterThanOn: true\n    resources", 1)},
+	{"`failRequestsGreaterThanOn: true`, beside `replicas: 4`", strings.Replace(shared, "    resources",
+		"    failRequestsGreaterThanOn: true\n    resources", 1)},
 }
 
 // Both plugins have a configuration file with a misspelt key, from the start or later.
@@ -253,8 +254,8 @@ func TestPluginsReadAWrongConfiguration(t *testing.T) {
 			rows = append(rows, append([]string{c.name, side(program)}, cells[c.name+program]...))
 		}
 	}
-	t.Logf("\n%s", table([]string{"configuration", "plugin", "healthy after a start with it", "problem in the log", "when the file changes to it", "after", "problem in the log",
-		"after SIGHUP", "problem in the log"}, rows))
+	t.Logf("\n%s", table([]string{"configuration", "plugin", "healthy after a start with it", "problem in the log",
+		"when the file changes to it", "after", "problem in the log", "after SIGHUP", "problem in the log"}, rows))
 }
 
 // readAtStart starts a plugin with a configuration.

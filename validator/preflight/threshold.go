@@ -194,7 +194,7 @@ func knownFigure(name string) error {
 	if slices.Contains(figureNames(), name) {
 		return nil
 	}
-	return errors.New("no such figure" + suggest.Known(name, figureNames()))
+	return errors.New("no such figure" + suggest.Hint(name, figureNames()))
 }
 
 // laneRates is the rate of one PCIe lane in one direction, in bytes per second, by generation:

@@ -22,7 +22,7 @@ func WritePreflight(w io.Writer, r preflight.Result, format string, color bool) 
 	case "junit":
 		return writePreflightJUnit(w, r)
 	}
-	return fmt.Errorf("unknown format %q%s", format, suggest.Known(format, Formats()))
+	return fmt.Errorf("unknown format %q%s", format, suggest.Hint(format, Formats()))
 }
 
 // simulatedText replaces every speed where there is no GPU.

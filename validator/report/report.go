@@ -36,7 +36,7 @@ func (r Report) Write(w io.Writer, format string, color bool) error {
 	case "junit":
 		return r.writeJUnit(w)
 	}
-	return fmt.Errorf("unknown format %q%s", format, suggest.Known(format, Formats()))
+	return fmt.Errorf("unknown format %q%s", format, suggest.Hint(format, Formats()))
 }
 
 // Result returns the result of the run: PASSED, PASSED (SIMULATED), FAILED, or NO GPU

@@ -61,7 +61,7 @@ func (s Sample) Start(ctx context.Context, args []string, env func(string) strin
 		return 0
 	}
 	if err != nil {
-		fmt.Fprintf(stderr, "%s: %v\n", s.Name, cmdline.See(err, s.Name))
+		fmt.Fprintf(stderr, "%s: %v\n", s.Name, cmdline.AddHelp(err, s.Name))
 		return exitUsage
 	}
 	lines := stdout

@@ -2,7 +2,8 @@
 
 package built
 
-// dir is where programs are built, and mode are the variables for make.
+// dir is the folder in which programs are built.
 const dir = "bin"
 
+// mode lists the variables for make.
 var mode []string

@@ -89,7 +89,7 @@ func parse(args []string) (options, error) {
 	}
 	f.BoolVarP(&o.help, "help", "h", false, "show this help")
 	if err := cmdline.Parse(f, args); err != nil {
-		return o, cmdline.See(err, strings.TrimSpace("cluster "+o.command))
+		return o, cmdline.AddHelp(err, strings.TrimSpace("cluster "+o.command))
 	}
 	return o, o.check()
 }
@@ -99,15 +99,15 @@ func (o *options) check() error {
 	known := slices.ContainsFunc(commands, func(c struct{ name, args, what string }) bool { return c.name == o.command })
 	switch {
 	case o.command != "" && !known:
-		return cmdline.See(cmdline.UnknownCommand(o.command, commandNames()), "cluster")
+		return cmdline.AddHelp(cmdline.UnknownCommand(o.command, commandNames()), "cluster")
 	case o.help:
 		return nil
 	case o.command == "":
-		return cmdline.See(cmdline.NoCommand(commandNames()), "cluster")
+		return cmdline.AddHelp(cmdline.NoCommand(commandNames()), "cluster")
 	case o.command == "logs" && len(rest) == 1:
 		o.component = rest[0]
 	case (o.command == "reboot" || o.command == "remove-node") && len(rest) != 1:
-		return cmdline.See(cmdline.CountArguments(o.command, len(rest), "NODE"), "cluster "+o.command)
+		return cmdline.AddHelp(cmdline.CountArguments(o.command, len(rest), "NODE"), "cluster "+o.command)
 	case (o.command == "reboot" || o.command == "add-node" || o.command == "remove-node") && len(rest) == 1:
 		o.node = rest[0]
 		return folder.CheckNodeName(o.node)
