@@ -2,8 +2,8 @@ package nvmltest
 
 import (
 	"debug/elf"
-	"go/build"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -34,9 +34,9 @@ func exported(t *testing.T) []string {
 // declared returns the functions of go-nvml's nvml.h, which go.mod names.
 func declared(t *testing.T) []string {
 	t.Helper()
-	module, err := build.Import("github.com/NVIDIA/go-nvml/pkg/nvml", ".", build.FindOnly)
+	dir, err := exec.CommandContext(t.Context(), "go", "list", "-find", "-f", "{{.Dir}}", "github.com/NVIDIA/go-nvml/pkg/nvml").Output()
 	require.NoError(t, err)
-	header, err := os.ReadFile(filepath.Join(module.Dir, "nvml.h"))
+	header, err := os.ReadFile(filepath.Join(strings.TrimSpace(string(dir)), "nvml.h"))
 	require.NoError(t, err)
 	text := regexp.MustCompile(`(?s)/\*.*?\*/`).ReplaceAllString(string(header), "")
 	var names []string

@@ -8,7 +8,7 @@
 #	make provision-compare COMPARE_STATUS=2s COMPARE_REGISTRY=public COMPARE_OUT=folder
 #	make provision-compare COMPARE_TEST=reset COMPARE_DRIVER=5s,176s the ClusterPolicy is applied again; a precompiled driver and one that is built
 #
-#	make plugin-compare                                              NVIDIA's device plugin beside ours, without a cluster; 20 minutes
+#	make plugin-compare                                              NVIDIA's device plugin beside ours, without a cluster; 15 minutes
 #	make plugin-compare PLUGIN_COMPARE=LoseAGPU                      a part; the others are ReadAWrongConfiguration and PreferDevices
 #
 # COMPARE_TEST      fresh: each sample on a node as bare as the first; reset: the ClusterPolicy is applied again, three

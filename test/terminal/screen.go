@@ -158,7 +158,7 @@ func (s *screen) rows() []line {
 	return all[max(0, len(all)-s.height):]
 }
 
-// indent is that of the rows into which a line is continued.
+// indent is the indentation of the rows into which a line is continued.
 const indent = 2
 
 // fold breaks a line into rows, if possible between words or at least at a comma or a slash.

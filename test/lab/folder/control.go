@@ -15,8 +15,8 @@ import (
 	"time"
 )
 
-// Commands are what the process that holds a cluster does when another asks for it. Serve calls one of the first
-// three at a time.
+// Commands lists the functions that the process which holds a cluster calls for other processes. Serve calls one of
+// the first three at a time.
 type Commands interface {
 	RebootNode(ctx context.Context, name string) error
 	AddNode(ctx context.Context, name string) (added string, err error) // "": the holder chooses a name
