@@ -96,7 +96,7 @@ SEQUENTIAL := operator/api/v1 operator/api/v1/schematest operator/api/v1alpha1 o
 test-race: packages-build packages-containers packages-test ## the same with the race detector, several times as long
 	@$(MAKE) --no-print-directory -j2 BIN=bin/race RACE=1 build bin/race/demo
 	GPUREADY_BIN=$(CURDIR)/bin/race $(TEST) $(addprefix ./,$(SEQUENTIAL))
-	GPUREADY_BIN=$(CURDIR)/bin/race $(TEST) -race \
+	GPUREADY_BIN=$(CURDIR)/bin/race $(TEST) -race -p 3 \
 		$$($(GO) list ./... | grep -vxF "$$(printf 'github.com/gpuready/gpuready/%s\n' $(SEQUENTIAL))")
 
 .PHONY: demo
