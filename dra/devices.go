@@ -4,8 +4,10 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"path/filepath"
 	"text/tabwriter"
 
@@ -77,6 +79,9 @@ func (o *options) readInventory() (inventory.Inventory, error) {
 	}
 	record := claim.Store{Path: filepath.Join(plugin.Config{KubeletDir: o.kubeletDir}.DataDir(), "checkpoint.json"), BootID: boot}
 	own, _, err := record.Own(s)
+	if errors.Is(err, fs.ErrPermission) {
+		return inventory.Inventory{}, fmt.Errorf("%w; next: run it as root", err)
+	}
 	if err != nil {
 		return inventory.Inventory{}, err
 	}

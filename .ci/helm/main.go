@@ -69,7 +69,7 @@ func pack(from string, images *pinned, to string) (string, error) {
 		return "", err
 	}
 	if images != nil && c.Metadata.AppVersion != images.Version {
-		return "", fmt.Errorf("Chart.yaml: appVersion is %s, and the release %s: set the version first (docs/versions.md)",
+		return "", fmt.Errorf("Chart.yaml: appVersion is %s, and the release %s: set the version first (docs/release.md)",
 			c.Metadata.AppVersion, images.Version)
 	}
 	return chartutil.Save(c, to)

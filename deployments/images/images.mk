@@ -41,4 +41,4 @@ endif
 # Not stamped with the commit, since images depend on it.
 $(IMAGE_TOOL): $(shell find deployments/images/build internal/cmdline internal/config internal/suggest internal/version -name '*.go' ! -name '*_test.go') internal/version/VERSION go.mod go.sum | packages-images
 	@echo '  build $@'
-	$(Q)CGO_ENABLED=0 GOOS= GOARCH= $(GO) build -buildvcs=false -ldflags '-s -w' -o $@ ./deployments/images/build
+	$(Q)CGO_ENABLED=0 GOOS= GOARCH= $(GOBUILD) -ldflags '-s -w' -o $@ ./deployments/images/build

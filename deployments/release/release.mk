@@ -70,7 +70,7 @@ bin/tools/chart: $(wildcard .ci/helm/*.go) .ci/helm/go.mod
 bin/tools/bundle: $(wildcard .ci/olm/*.go) .ci/olm/go.mod
 bin/tools/chart bin/tools/bundle: bin/tools/%: | packages-build
 	@echo '  build $@ (minutes, the first time)'
-	$(Q)cd .ci/$(if $(filter chart,$*),helm,olm) && CGO_ENABLED=0 $(GO) build -buildvcs=false -ldflags '-s -w' -o $(abspath $@) .
+	$(Q)cd .ci/$(if $(filter chart,$*),helm,olm) && CGO_ENABLED=0 $(GOBUILD) -ldflags '-s -w' -o $(abspath $@) .
 
 # The programs in the image of a catalog.
 CATALOG_TAGS := grpcnotrace,containers_image_openpgp,containers_image_docker_daemon_stub,containers_image_storage_stub,exclude_graphdriver_btrfs,exclude_graphdriver_devicemapper
@@ -80,22 +80,22 @@ program_grpc_health_probe := github.com/grpc-ecosystem/grpc-health-probe
 bin/catalog/%: .ci/catalog/go.mod | packages-build
 	@echo '  build $@ (minutes, the first time)'
 	@mkdir -p $(@D)
-	$(Q)cd .ci/catalog && CGO_ENABLED=0 GOOS=linux GOARCH=$(patsubst %/,%,$(dir $*)) $(GO) build -tags=$(CATALOG_TAGS) -trimpath -buildvcs=false -ldflags '-s -w' -o $(abspath $@) $(program_$(notdir $*))
+	$(Q)cd .ci/catalog && CGO_ENABLED=0 GOOS=linux GOARCH=$(patsubst %/,%,$(dir $*)) $(GOBUILD) -tags=$(CATALOG_TAGS) -ldflags '-s -w' -o $(abspath $@) $(program_$(notdir $*))
 
 # Not stamped with the commit: what it makes depends on the release alone.
-$(RELEASE_TOOL): $(shell find deployments/release deployments/images/build/rootfs internal/program internal/config -name '*.go' ! -name '*_test.go') go.mod go.sum | packages-build
+$(RELEASE_TOOL): $(shell find deployments/release deployments/images/build/rootfs internal/cmdline internal/config internal/inotify internal/program internal/suggest internal/version -name '*.go' ! -name '*_test.go') internal/version/VERSION go.mod go.sum | packages-build
 	@echo '  build $@'
-	$(Q)CGO_ENABLED=0 GOOS= GOARCH= $(GO) build -buildvcs=false -ldflags '-s -w' -o $@ ./deployments/release
+	$(Q)CGO_ENABLED=0 GOOS= GOARCH= $(GOBUILD) -ldflags '-s -w' -o $@ ./deployments/release
 
 # Programs of others, pinned by modules of their own: what signs releases, and a registry for those
 # that stay on this machine.
 $(BIN)/tools/cosign: .ci/cosign/go.mod
 	@echo '  build $@ (minutes, the first time)'
-	$(Q)cd .ci/cosign && CGO_ENABLED=0 $(GO) build -buildvcs=false -ldflags '-s -w' -o $(abspath $@) github.com/sigstore/cosign/v3/cmd/cosign
+	$(Q)cd .ci/cosign && CGO_ENABLED=0 $(GOBUILD) -ldflags '-s -w' -o $(abspath $@) github.com/sigstore/cosign/v3/cmd/cosign
 
 $(BIN)/tools/registry: .ci/registry/go.mod .ci/registry/main.go
 	@echo '  build $@ (minutes, the first time)'
-	$(Q)cd .ci/registry && CGO_ENABLED=0 $(GO) build -buildvcs=false -ldflags '-s -w' -o $(abspath $@) .
+	$(Q)cd .ci/registry && CGO_ENABLED=0 $(GOBUILD) -ldflags '-s -w' -o $(abspath $@) .
 
 bin/release/key/cosign.pub: | bin/tools/cosign
 	@mkdir -p $(@D)

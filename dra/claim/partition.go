@@ -205,6 +205,7 @@ func (s Store) Own(state nodestate.State) (own []gpu.Placement, until time.Time,
 	now := time.Now()
 	for _, d := range c.Destroyed {
 		switch settled := d.Time.Add(settleTime); {
+		case d.Time.After(now): // from before the clock was set back
 		case !state.Time.After(d.Time):
 			own = append(own, d.Placement)
 		case now.Before(settled):

@@ -208,8 +208,16 @@ func TestADestroyedPartitionStaysThisDriversWhileAStateHasIt(t *testing.T) {
 	require.Equal(t, []gpu.Placement{small(2)}, places, "the state may be of a reading from before")
 	require.WithinRange(t, until, before.Add(settleTime), time.Now().Add(settleTime))
 
+	now := b.state(time.Now())
 	record := b.record(t)
-	record.Destroyed[0].Time = record.Destroyed[0].Time.Add(-settleTime)
+	record.Destroyed[0].Time = time.Now().Add(time.Hour)
+	data, err := encode(record) // not by Save, which would drop it
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(b.Store.Path, append(data, '\n'), 0o600))
+	places, _ = own(now)
+	require.Empty(t, places, "the clock was set back, and a person has created one there")
+
+	record.Destroyed[0].Time = before.Add(-settleTime)
 	require.NoError(t, b.Store.Save(record))
 	places, until = own(b.state(time.Now()))
 	require.Empty(t, places, "a person has created one there")

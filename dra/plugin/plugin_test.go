@@ -2,8 +2,11 @@ package plugin
 
 import (
 	"context"
+	"io"
 	"log/slog"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -15,7 +18,8 @@ import (
 	"go.uber.org/goleak"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
@@ -30,6 +34,25 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m,
 		// One inotify instance serves the whole process, and klog flushes its buffers.
 		goleak.IgnoreTopFunction("k8s.io/klog/v2.(*flushDaemon).run.func1"))
+}
+
+// clientWithoutSlices returns a client of an API server that has no ResourceSlice.
+func clientWithoutSlices(t *testing.T) kubernetes.Interface {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodGet || r.URL.Path != "/apis/resource.k8s.io/v1/resourceslices" {
+			http.Error(w, "it only lists ResourceSlices", http.StatusForbidden)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, `{"kind": "ResourceSliceList", "apiVersion": "resource.k8s.io/v1", "items": []}`)
+	}))
+	t.Cleanup(func() {
+		server.CloseClientConnections()
+		server.Close()
+	})
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL})
+	require.NoError(t, err)
+	return client
 }
 
 // bench is a Plugin without a kubelet on a folder, and the device plugin that writes there.
@@ -50,7 +73,7 @@ func newBench(t *testing.T, silence time.Duration) *bench {
 	b := &bench{t: t, dir: filepath.Join(hostRoot, "state/deviceplugin")}
 	kubelet := t.TempDir()
 	require.NoError(t, os.MkdirAll(Config{KubeletDir: kubelet}.DataDir(), 0o755))
-	b.Plugin = newPlugin(Config{NodeName: "node-1", KubeletDir: kubelet, Client: fake.NewClientset(), HostRoot: hostRoot, StateDir: "/state", Silence: silence, Log: slog.New(slog.DiscardHandler)}, boot, root)
+	b.Plugin = newPlugin(Config{NodeName: "node-1", KubeletDir: kubelet, Client: clientWithoutSlices(t), HostRoot: hostRoot, StateDir: "/state", Silence: silence, Log: slog.New(slog.DiscardHandler)}, boot, root)
 	b.state = nodestate.State{Component: nodestate.DevicePlugin, Phase: nodestate.Ready, DevicePlugin: &nodestate.DevicePluginInfo{
 		Serve: nodestate.ServeDRA, Inventory: []nodestate.GPU{{UUID: "GPU-0", Condition: nodestate.Condition{Health: nodestate.Healthy}}}}}
 	return b

@@ -83,6 +83,10 @@ func unknownFlag(f *pflag.FlagSet, err *pflag.NotExistError) error {
 			known = nil // each flag of one letter is similar to it
 		}
 	}
+	word = fmt.Sprintf("%.80s", word)
+	if quoted := strconv.Quote(word); quoted[1:len(quoted)-1] != word {
+		word = quoted
+	}
 	return fmt.Errorf("unknown flag %s%s", word, suggest.Similar(word, known))
 }
 

@@ -35,6 +35,7 @@ func TestErrorsOfCommandLinesSayWhatIsMeant(t *testing.T) {
 		"--contxt=a":       `unknown flag --contxt, did you mean "--context"?`,
 		"-context=a":       `unknown flag -context, did you mean "--context"?`,
 		"--frobnicate":     "unknown flag --frobnicate",
+		"--\x1b[2J":        `unknown flag "--\x1b[2J"`,
 		"-x":               "unknown flag -x",
 		"--secre=a":        "unknown flag --secre",
 		"--context":        "--context needs a value",

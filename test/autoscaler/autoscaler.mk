@@ -14,4 +14,4 @@ e2e-autoscaler: packages-cluster images ## let the real Cluster Autoscaler add a
 
 $(BIN)/autoscaler: $(GO_SOURCES) $(STAMP)
 	@echo '  build $@'
-	$(Q)CGO_ENABLED=0 $(GO) build -buildvcs=false -ldflags "$(LDFLAGS) $(X)" -o $@ ./test/autoscaler
+	$(Q)CGO_ENABLED=0 $(GOBUILD) -ldflags "$(LDFLAGS) $(X)" -o $@ ./test/autoscaler

@@ -42,7 +42,7 @@ provision-compare: packages-cluster images chart $(BIN)/gpu-provision $(BIN)/nvi
 
 $(BIN)/nvidia-driver: $(GO_SOURCES)
 	@echo '  build $@'
-	$(Q)CGO_ENABLED=0 $(GO) build -buildvcs=false -ldflags '-s -w' -o $@ ./test/nvidia/driver
+	$(Q)CGO_ENABLED=0 $(GOBUILD) -ldflags '-s -w' -o $@ ./test/nvidia/driver
 
 plugin-compare: packages-build $(BIN)/reference/nvidia-device-plugin ## measure NVIDIA's device plugin and ours on a simulated node
 	@$(MAKE) --no-print-directory -j2 $(addprefix $(BIN)/,gpu-device-plugin gpusim $(SIMULATOR))

@@ -23,11 +23,11 @@ e2e-operator-olm: e2e-images bundle $(BIN)/gpu-operator ## subscribe to the bund
 
 $(BIN)/simkernel: $(GO_SOURCES)
 	@echo '  build $@'
-	$(Q)CGO_ENABLED=0 $(GO) build -buildvcs=false -ldflags '-s -w' -o $@ ./test/lab/simkernel
+	$(Q)CGO_ENABLED=0 $(GOBUILD) -ldflags '-s -w' -o $@ ./test/lab/simkernel
 
 $(BIN)/standin: $(wildcard test/lab/standin/*.go)
 	@echo '  build $@'
-	$(Q)CGO_ENABLED=0 $(GO) build -buildvcs=false -ldflags '-s -w' -o $@ ./test/lab/standin
+	$(Q)CGO_ENABLED=0 $(GOBUILD) -ldflags '-s -w' -o $@ ./test/lab/standin
 
 # The CRDs of the Operator Lifecycle Manager, from its own module.
 $(BIN)/olm/clusterserviceversions.json: .ci/olm/go.mod .ci/olm/main.go | packages-build

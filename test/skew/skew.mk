@@ -24,6 +24,6 @@ $(PREVIOUS_DIR)/built: test/skew/skew.mk | packages-cluster packages-images
 	@test -e $(@D)/tree/Makefile || git worktree add --quiet --force --detach $(@D)/tree $(PREVIOUS_COMMIT)
 	@git -C $(@D)/tree checkout --quiet --detach $(PREVIOUS_COMMIT)
 	@echo '  build $(PREVIOUS_DIR) (minutes, the first time)'
-	$(Q)env -u MAKEFLAGS -u MAKEOVERRIDES -u MAKELEVEL -u VERSION $(MAKE) --no-print-directory -C $(@D)/tree images chart bin/kubectl-gpu
+	$(Q)env -u MAKEFLAGS -u MAKEOVERRIDES -u MAKELEVEL -u VERSION -u GOFLAGS $(MAKE) --no-print-directory -C $(@D)/tree images chart bin/kubectl-gpu
 	@rm -rf $(@D)/images $(@D)/charts && cp -r $(addprefix $(@D)/tree/bin/,images charts kubectl-gpu) $(@D)/
 	@echo '$(PREVIOUS) $(PREVIOUS_COMMIT)' >$@

@@ -86,16 +86,21 @@ const maxStrikes = 3
 // Snapshot are found by the next probe, like those since the first one.
 const recent = time.Second
 
+// begin starts to watch all GPUs that can be watched.
 func (w *watch) begin() error {
-	if w.seen = w.takeRecentSnapshot(); w.seen != nil {
-		return w.renew()
+	if w.seen = w.takeRecentSnapshot(); w.seen == nil {
+		_, all, err := w.read(w.ctx)
+		if err != nil {
+			return err
+		}
+		w.seen = devices(all)
 	}
-	_, all, err := w.read(w.ctx)
-	if err != nil {
-		return err
+	err := w.renew()
+	for err == nil && w.again { // indexes shifted meanwhile
+		w.again = false
+		err = w.probeAll()
 	}
-	w.seen = devices(all)
-	return w.renew()
+	return err
 }
 
 func (w *watch) run() error {
@@ -185,10 +190,8 @@ func (w *watch) current() *eventSet {
 	return w.sets[len(w.sets)-1]
 }
 
-// renew starts a new event set of all GPUs that can be watched, then stops the
-// current one.
+// renew starts a new event set of all GPUs that can be watched, then stops those before it.
 func (w *watch) renew() error {
-	before := w.current()
 	set, err := w.newEventSet()
 	if err != nil {
 		return fmt.Errorf("no GPU can be watched: %w", err)
@@ -196,9 +199,6 @@ func (w *watch) renew() error {
 	w.sets = append(w.sets, set)
 	w.register(set)
 	set.start(w.waits, w.over)
-	if before != nil {
-		before.stop()
-	}
 	return nil
 }
 
@@ -206,7 +206,8 @@ func (w *watch) renew() error {
 // cannot be registered after that is not watched, whatever the reason.
 const maxShifts = 3
 
-// register adds the GPUs that can be watched and are not in the set yet.
+// register adds the GPUs that can be watched and are not in the current set yet. Once it has them, the sets
+// before are stopped: one that still has a GPU whose index has shifted delivers its events until then.
 func (w *watch) register(set *eventSet) {
 	shifted := false
 	for _, d := range w.seen {
@@ -232,6 +233,9 @@ func (w *watch) register(set *eventSet) {
 	}
 	if !shifted {
 		w.shifts = 0
+		for _, before := range w.sets[:len(w.sets)-1] {
+			before.stop()
+		}
 		return
 	}
 	w.shifts++

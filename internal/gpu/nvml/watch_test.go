@@ -144,6 +144,41 @@ func TestGPUThatLeavesAtAnyMomentTouchesNoNeighbour(t *testing.T) {
 	}
 }
 
+// A GPU that answers as lost is left out of a new event set. If it leaves the bus just then, its neighbour cannot
+// be registered before the next reading, and the set before must deliver what happens until then.
+func TestEventsOfANeighbourAreDeliveredWhileIndexesShift(t *testing.T) {
+	f, s := newFake(t, gputest.Node("t4", 2), Options{ProbeInterval: 5 * time.Millisecond})
+	calls := 0 // of the goroutine of Watch, with a new set that is still empty
+	f.beforeHandle = func() {
+		var empty, freed bool
+		state := func() {
+			if empty = len(f.sets) > 1 && len(f.sets[1].gpus) == 0; empty {
+				freed = f.sets[0].freed
+			}
+		}
+		if f.locked(state); !empty {
+			return
+		}
+		switch calls++; calls {
+		case 1: // registering the neighbour
+			f.lose(gputest.GPU(0), "gone")
+		case 2: // reading again
+			for end := time.Now().Add(100 * time.Millisecond); !freed && time.Now().Before(end); f.locked(state) {
+				time.Sleep(time.Millisecond)
+			}
+			f.send(gputest.GPU(1), nvml.EventTypeXidCriticalError, 79, none, none)
+		}
+	}
+	w := start(t, s)
+	f.locked(func() { f.gpus[0].handle = nvml.ERROR_GPU_IS_LOST })
+	for {
+		if e := w.next(t); e.Kind == gpu.EventXID {
+			require.Equal(t, gputest.GPU(1), e.UUID)
+			return
+		}
+	}
+}
+
 func TestFailingWaitWithoutAFaultyGPUEndsTheWatch(t *testing.T) {
 	f, s := newFake(t, gputest.Node("t4", 2), Options{ProbeInterval: time.Hour})
 	w := start(t, s)

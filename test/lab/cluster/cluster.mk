@@ -15,4 +15,4 @@ cluster: ## bring up a real cluster with this tree's images, until Ctrl-C
 # Static: it is also the first process of a node, and a hook in its containers.
 $(BIN)/cluster: $(GO_SOURCES) $(STAMP)
 	@echo '  build $@'
-	$(Q)CGO_ENABLED=0 $(GO) build -buildvcs=false -ldflags "$(LDFLAGS) $(X)" -o $@ ./test/lab/cluster/tool
+	$(Q)CGO_ENABLED=0 $(GOBUILD) -ldflags "$(LDFLAGS) $(X)" -o $@ ./test/lab/cluster/tool
