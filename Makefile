@@ -101,12 +101,12 @@ without = $$($(GO) list ./... | grep -vxF "$$(printf 'github.com/gpuready/gpurea
 TEST = $(NOGC) $(GO) test -exec='env -u GOGC -u GOMEMLIMIT' -vet=off -ldflags='-s -w' -count=1 -p $(shell expr 3 \* $$(nproc)) -parallel 8
 
 .PHONY: test
-test: packages-build packages-containers packages-test ## run every test, component tests of the built programs included
+test: packages-build packages-containers packages-test ## run the tests that need no cluster, those with random inputs for a shorter time
 	@$(MAKE) --no-print-directory -j2 build $(BIN)/demo
-	GPUREADY_BIN=$(abspath $(BIN)) $(TEST) $(call without,$(SUITES))
+	GPUREADY_BIN=$(abspath $(BIN)) $(TEST) -short $(call without,$(SUITES))
 
 .PHONY: test-race
-test-race: packages-build packages-containers packages-test ## the same with the race detector, several times as long
+test-race: packages-build packages-containers packages-test ## run them with the race detector and all random inputs, several times as long
 	@$(MAKE) --no-print-directory -j2 BIN=bin/race RACE=1 build bin/race/demo
 	GPUREADY_BIN=$(CURDIR)/bin/race $(TEST) $(addprefix ./,$(SEQUENTIAL) $(SUITES))
 	GPUREADY_BIN=$(CURDIR)/bin/race $(TEST) -race -p 3 $(call without,$(SEQUENTIAL) $(SUITES))

@@ -3,6 +3,7 @@ package quickstart
 import (
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -46,7 +47,7 @@ func TestThePageNamesThisVersion(t *testing.T) {
 		if strings.HasSuffix(page, "README.md") {
 			_, rest, found := strings.Cut(commands, "\n## Install\n")
 			require.True(t, found, "%s has no section Install", page)
-			commands, _, _ = strings.Cut(rest, "\n## ")
+			commands, _, _ = strings.Cut(rest, "\n## What is tested")
 		} else {
 			require.NotEmpty(t, tagged.FindString(commands), page)
 			require.NotEmpty(t, chosen.FindString(commands), page)
@@ -61,6 +62,28 @@ func TestThePageNamesThisVersion(t *testing.T) {
 			require.Contains(t, []string{registryHost, filesHost, "get.k3s.io"}, m[1], page)
 		}
 	}
+}
+
+// The commands of the README that install on simulated GPUs are those of the page, which the test plays.
+func TestTheREADMEInstallsAsThePage(t *testing.T) {
+	commands := func(file, section, prompt string) (all []string) {
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		_, rest, found := strings.Cut(string(text), "\n## "+section+"\n")
+		require.True(t, found, "%s has no section %s", file, section)
+		rest, _, _ = strings.Cut(rest, "\n## ")
+		for line := range strings.Lines(rest) {
+			if command, is := strings.CutPrefix(strings.TrimSuffix(line, "\n"), "    "+prompt); is {
+				all = append(all, command)
+			}
+		}
+		return all
+	}
+	all := commands("../../README.md", "Try it", "")
+	simulated := slices.IndexFunc(all, func(c string) bool { return strings.HasPrefix(c, "kubectl label ") })
+	require.Positive(t, simulated, all)
+	require.GreaterOrEqual(t, len(all[simulated:]), 4)
+	require.Subset(t, commands(page, "Five minutes without a GPU", "$ "), all[simulated:])
 }
 
 // What a release is called replaces every path of this tree in the commands, and nothing has been published

@@ -114,10 +114,10 @@ func judgeRun(g *GPU, run SampleRun, simulated bool) {
 	case run.Outcome == probe.SampleWrong && run.Sample == "memtest":
 		bad(Wrong, ReasonMemory, badMemory(run), "take the GPU out of service; look for Xid lines in dmesg; if a reset does not mend it, have it replaced")
 	case run.Outcome == probe.SampleWrong:
-		bad(Wrong, ReasonWrong, probe.WithoutAdvice(run.Message),
+		bad(Wrong, ReasonWrong, run.Message,
 			"take the GPU out of service; repeat by hand: CUDA_VISIBLE_DEVICES="+string(g.UUID)+" "+run.Sample)
 	case run.Outcome == probe.SampleNoResult:
-		bad(NotRun, ReasonNoResult, probe.WithoutAdvice(run.Message),
+		bad(NotRun, ReasonNoResult, run.Message,
 			"give more time with --timeout; a GPU that hangs needs a reset: look for Xid lines in dmesg")
 	case run.Outcome == probe.SampleMissing: // reported once, for the node
 		out.Verdict = NotRun

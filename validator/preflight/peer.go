@@ -45,7 +45,7 @@ func judgePeers(r *Result, run SampleRun, s Observations, t Thresholds) {
 
 // addPeersFinding adds the finding about a sample that did not pass.
 func addPeersFinding(r *Result, run SampleRun, v Verdict, reason gpu.Reason) {
-	r.Findings = append(r.Findings, Finding{Verdict: v, Reason: reason, Message: "from GPU to GPU: " + record.Clean(probe.WithoutAdvice(run.Message), 1000),
+	r.Findings = append(r.Findings, Finding{Verdict: v, Reason: reason, Message: "from GPU to GPU: " + record.Clean(run.Message, 1000),
 		Action: "repeat by hand: " + run.Sample + "; where there are switches, see the fabric manager's log"})
 }
 

@@ -94,13 +94,6 @@ type SampleResult struct {
 	Elapsed time.Duration
 }
 
-// WithoutAdvice returns a sample's message without the advice at its end, for a finding that has its own.
-func WithoutAdvice(message string) string {
-	message, _, _ = strings.Cut(message, "; take the GPU out of service")
-	message, _, _ = strings.Cut(message, "; a GPU that hangs")
-	return message
-}
-
 const (
 	maxAnswer       = 4 << 20 // more than the peers of 16 GPUs and 1000 bad words
 	maxSampleErrors = 64 << 10

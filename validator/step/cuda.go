@@ -61,7 +61,7 @@ func judgeSamples(node check.Node, driver check.Driver, units []check.Unit, resu
 	reason := reasonSampleFailed
 	for i, r := range results {
 		if r.Outcome != probe.SamplePassed {
-			bad = append(bad, units[i].Name+": "+probe.WithoutAdvice(r.Message))
+			bad = append(bad, units[i].Name+": "+r.Message)
 			if r.Outcome == probe.SampleNoResult && len(bad) == 1 {
 				reason = reasonSampleTimeout
 			}

@@ -26,7 +26,7 @@ const exitHelp = `Exit codes:
 
 var (
 	errDone    = errors.New("nothing more to do") // after --help or --version
-	errTimeout = errors.New("no result in time; a GPU that hangs needs a reset: look for Xid lines in dmesg, or give more time with --timeout")
+	errTimeout = errors.New("no result in time")
 )
 
 type notPossibleError struct{ text string }
@@ -36,6 +36,19 @@ func (e *notPossibleError) Error() string { return e.text }
 // NotPossible returns an error for work that this device cannot do: exit code 5.
 func NotPossible(format string, args ...any) error {
 	return &notPossibleError{fmt.Sprintf(format, args...)}
+}
+
+// nextAction returns what to do about the error with which a sample ended; "": the error says it.
+func nextAction(err error) string {
+	switch exitCode(err) {
+	case exitWrong:
+		return "take the GPU out of service and look for Xid lines in dmesg"
+	case exitTime:
+		if errors.Is(err, errTimeout) {
+			return "a GPU that hangs needs a reset: look for Xid lines in dmesg, or give more time with --timeout"
+		}
+	}
+	return ""
 }
 
 // exitCode returns the exit code for the error with which a sample ended. Errors of usage, and

@@ -18,6 +18,7 @@ type Report struct {
 	Version    string             `json:"version"`
 	Passed     bool               `json:"passed"`
 	Error      string             `json:"error,omitempty"`
+	Next       string             `json:"next,omitempty"` // what to do about the error
 	Simulated  bool               `json:"simulated"`
 	CUDA       string             `json:"cuda,omitempty"` // the newest that the driver supports
 	Device     string             `json:"device,omitempty"`
@@ -81,10 +82,18 @@ func (r *Report) conclude(err error) {
 	if err == nil {
 		return
 	}
-	r.Error = strings.ReplaceAll(err.Error(), "\n", "; ")
+	r.Error, r.Next = strings.ReplaceAll(err.Error(), "\n", "; "), nextAction(err)
 	if wrong, ok := errors.AsType[*WrongError](err); ok {
 		r.Wrong, r.WrongCount = wrong.Wrong, wrong.Count
 	}
+}
+
+// errorLine returns the error and what to do about it, for people.
+func (r *Report) errorLine() string {
+	if r.Next == "" {
+		return r.Error
+	}
+	return r.Error + "; next: " + r.Next
 }
 
 // writeFile writes the report to a file or a named pipe.

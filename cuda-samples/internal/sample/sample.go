@@ -71,7 +71,7 @@ func (s Sample) Start(ctx context.Context, args []string, env func(string) strin
 	report, err := s.repeat(ctx, o, lines, newProgress(s.Name, stderr))
 	report.conclude(err)
 	if err != nil {
-		fmt.Fprintf(stderr, "%s: %s\n", s.Name, report.Error)
+		fmt.Fprintf(stderr, "%s: %s\n", s.Name, report.errorLine())
 	}
 	if o.report != "" {
 		if e := report.writeFile(o.report); e != nil {

@@ -38,7 +38,7 @@ func TestExitCodes(t *testing.T) {
 		{nil, 0, ""},
 		{errors.New("cuInit: error 999"), 1, "try: cuInit: error 999\n"},
 		{errors.Join(errors.New("one"), errors.New("two")), 1, "try: one; two\n"},
-		{wrong.Err(), 3, "try: product element 3, 4 is wrong: expected 1.5, got 2 (1 element is wrong); take the GPU out of service and look for Xid lines in dmesg\n"},
+		{wrong.Err(), 3, "try: product element 3, 4 is wrong: expected 1.5, got 2 (1 element is wrong); next: take the GPU out of service and look for Xid lines in dmesg\n"},
 		{context.Canceled, 4, "try: context canceled\n"},
 		{NotPossible("this needs %d", 8), 5, "try: this needs 8\n"},
 	} {
@@ -70,7 +70,7 @@ func TestReportHoldsTheSamplesFields(t *testing.T) {
 			return e.Err()
 		})
 		require.Equal(t, 3, exit)
-		require.Equal(t, "try: element 0 is wrong: expected 0, got 1 (20 elements are wrong); take the GPU out of service and look for Xid lines in dmesg\n", stderr)
+		require.Equal(t, "try: element 0 is wrong: expected 0, got 1 (20 elements are wrong); next: take the GPU out of service and look for Xid lines in dmesg\n", stderr)
 		var r Report
 		require.NoError(t, json.Unmarshal([]byte(stdout), &r))
 		require.Contains(t, r.Seconds, "work")

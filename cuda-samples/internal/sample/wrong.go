@@ -22,7 +22,7 @@ func (e *WrongError) Error() string {
 	if e.Count == 1 {
 		count = "1 " + strings.TrimSuffix(e.Of, "s") + " is"
 	}
-	return fmt.Sprintf("%s is wrong: expected %s, got %s (%s wrong); take the GPU out of service and look for Xid lines in dmesg",
+	return fmt.Sprintf("%s is wrong: expected %s, got %s (%s wrong)",
 		e.What, first.Want, first.Got, count)
 }
 
