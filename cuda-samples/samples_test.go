@@ -134,7 +134,7 @@ func TestEverySampleReportsWhyItFailed(t *testing.T) {
 			{"another device", root, []string{"--device", "7"}, "", 1, `device "7" is not visible here; visible: 0 (GPU-`},
 			{"by the environment", root, nil, upper + "_DEVICE=7", 1, `device "7" is not visible here`},
 			{"a lost GPU", lost, nil, "", 1, "error "},
-			{"no time", root, []string{"--timeout", "1ns"}, "", 4, "no result in time; "},
+			{"no time", root, []string{"--timeout", "1ns"}, "", 4, "no result in time"},
 			{"unknown flag", root, []string{"--frobnicate"}, "", 2, "unknown flag --frobnicate; see " + name + " --help"},
 			{"unknown output", root, nil, upper + "_OUTPUT=xml", 2, `--output is "xml"`},
 			{"no duration", root, nil, upper + "_TIMEOUT=soon", 2, upper + "_TIMEOUT, for --timeout: "},
@@ -156,6 +156,9 @@ func TestEverySampleReportsWhyItFailed(t *testing.T) {
 				o := start(t, name, c.root, append(c.args, "--json"), c.env).object(t)
 				require.Equal(t, false, o["passed"])
 				require.Contains(t, o["error"], c.says)
+				if c.what == "no time" {
+					require.Contains(t, a.stderr, "no result in time; next: "+o["next"].(string))
+				}
 			})
 		}
 	}
