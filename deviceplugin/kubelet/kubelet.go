@@ -314,8 +314,15 @@ func (r *registrar) checkStream(ctx context.Context, kubelet identity, open, ope
 	switch {
 	case open > 0:
 		r.retryAt = time.Time{}
-		if r.status.Waiting == noDevices {
+		switch {
+		case r.status.Waiting == noDevices:
 			r.setStatus(Status{Registered: true}) // there are devices again, and the kubelet is still connected
+		case r.lastRefusal != "":
+			// A kubelet that still has the connection to this plugin's predecessor refuses another one, and lists
+			// the devices of this plugin by that connection.
+			r.everRegistered, r.lastRefusal = true, ""
+			r.Log.Info("the kubelet lists the devices by its earlier connection", "path", r.Socket, "resource", r.Resource)
+			r.setStatus(Status{Registered: true})
 		}
 		return nil
 	case opened > r.streamsBefore && !r.hangUpHandled:
