@@ -10,7 +10,7 @@ TAGS    := -tags=grpcnotrace,netgo,osusergo
 override GOFLAGS := $(if $(filter command,$(origin GOFLAGS)),$(GOFLAGS),$(shell $(GO) env GOFLAGS)) -buildvcs=false $(TAGS) -trimpath -gcflags=all=-dwarf=false
 export GOFLAGS
 
-# Compiling and linking take a quarter less processor time without collecting garbage below this size.
+# Compiling takes a tenth less processor time without collecting garbage below this size.
 NOGC    := GOGC=off GOMEMLIMIT=512MiB
 GOBUILD  = $(NOGC) $(GO) build
 CFLAGS  := -std=c11 -g -Wall -Wextra -Werror -fPIC -fvisibility=hidden -pthread -I simulator/state
