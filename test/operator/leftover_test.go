@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/metadata"
@@ -35,6 +36,9 @@ func (s *suite) objects(t *testing.T) map[string]bool {
 				continue
 			}
 			got, err := client.Resource(gv.WithResource(r.Name)).List(t.Context(), metav1.ListOptions{})
+			if apierrors.IsNotFound(err) {
+				continue // its definition has been deleted since
+			}
 			require.NoErrorf(t, err, "list %s", r.Name)
 			for _, o := range got.Items {
 				if r.Name == "leases" && o.Name != "gpu-operator.gpuready.io" {
