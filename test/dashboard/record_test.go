@@ -83,7 +83,7 @@ func TestDashboard(t *testing.T) {
 		t.Skip("make dashboard-picture records a cluster")
 	}
 	require.NoError(t, os.RemoveAll(filepath.Join(dir, "data")))
-	s := &story{Suite: e2e.Up(t, cluster.Config{Nodes: 2})}
+	s := &story{Suite: e2e.Up(t, cluster.Config{Nodes: 2, Images: e2e.NextImages(t)})}
 	for _, n := range s.Nodes {
 		s.Kubectl(t, "label", "node", n.Name, "nvidia.com/gpu.present=true")
 	}

@@ -24,7 +24,7 @@ var daemonsets = []string{
 // TestRestarts ends and restarts everything on a node while pods use its GPUs.
 func TestRestarts(t *testing.T) {
 	t.Parallel()
-	s := Up(t, cluster.Config{Nodes: 2})
+	s := Up(t, cluster.Config{Nodes: 2, Images: NextImages(t)})
 	s.Apply(t, "gpuready.yaml", "simulated-driver.yaml")
 	s.World.WaitDaemonSets(t, Namespace, daemonsets...)
 	s.World.WaitAllocatable(t, 8, "n1", "n2")

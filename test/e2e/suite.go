@@ -51,16 +51,29 @@ func Up(t *testing.T, c cluster.Config) *Suite {
 	if bin == "" {
 		t.Skipf("%s is not set: make e2e runs the scenarios on a cluster", variable)
 	}
-	for _, dir := range []string{"images", "images-next"} {
-		if c.Bare {
-			break // no pod runs there
-		}
-		archives, err := filepath.Glob(filepath.Join(bin, dir, "*.tar"))
-		require.NoError(t, err)
-		require.NotEmptyf(t, archives, "no images in %s", filepath.Join(bin, dir))
-		c.Images = append(c.Images, archives...)
+	if !c.Bare { // else no pod runs there
+		c.Images = append(c.Images, archives(t, filepath.Join(bin, "images"))...)
 	}
 	return Start(t, c)
+}
+
+// NextImages returns the archives with the images of the next version, for clusters on which something is
+// upgraded.
+func NextImages(t *testing.T) []string {
+	t.Helper()
+	bin := os.Getenv(variable)
+	if bin == "" {
+		return nil // Up skips the test
+	}
+	return archives(t, filepath.Join(bin, "images-next"))
+}
+
+func archives(t *testing.T, dir string) []string {
+	t.Helper()
+	all, err := filepath.Glob(filepath.Join(dir, "*.tar"))
+	require.NoError(t, err)
+	require.NotEmptyf(t, all, "no images in %s", dir)
+	return all
 }
 
 // Start is like Up, without this tree's images: nodes have those of the configuration.

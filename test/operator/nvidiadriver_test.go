@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuready/gpuready/test/e2e"
 	"github.com/gpuready/gpuready/test/lab/cluster"
 )
 
@@ -16,7 +17,7 @@ import (
 // two side by side, of a node that moves, and of nodes that two of them select.
 func TestNVIDIADriver(t *testing.T) {
 	t.Parallel()
-	s := up(t, cluster.Config{Nodes: 3})
+	s := up(t, cluster.Config{Nodes: 3, Images: e2e.NextImages(t)})
 	s.play(t,
 		scenario{"Install", plain((*suite).installForUpgrades)},
 		scenario{"TakesOver", plain((*suite).nvidiaDriverTakesOver)},

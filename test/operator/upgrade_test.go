@@ -25,7 +25,7 @@ var (
 // TestUpgrade changes drivers node by node, whatever else happens meanwhile.
 func TestUpgrade(t *testing.T) {
 	t.Parallel()
-	s := up(t, cluster.Config{Nodes: 3})
+	s := up(t, cluster.Config{Nodes: 3, Images: e2e.NextImages(t)})
 	s.play(t,
 		scenario{"Install", plain((*suite).installForUpgrades)},
 		scenario{"Walkthrough", plain((*suite).walkthrough)},
@@ -198,7 +198,7 @@ func (s *suite) failureStops(t *testing.T) {
 // TestSingleNode runs everything on a single node, which has the control plane and the GPUs.
 func TestSingleNode(t *testing.T) {
 	t.Parallel()
-	s := up(t, cluster.Config{})
+	s := up(t, cluster.Config{Images: e2e.NextImages(t)})
 	before, marks := s.objects(t), s.marks(t)
 	files := s.Files(t, "n1")
 	s.Kubectl(t, "label", "node", "n1", "nvidia.com/gpu.present=true")

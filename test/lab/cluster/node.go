@@ -318,7 +318,7 @@ func (n *Node) Import(ctx context.Context, archive string) error {
 		return err
 	}
 	defer f.Close()
-	if _, err := n.machine.Exec(ctx, f, "ctr", "--namespace=k8s.io", "images", "import", "-"); err != nil {
+	if _, err := n.machine.Exec(ctx, f, "ctr", "--namespace=k8s.io", "images", "import", "--local", "-"); err != nil {
 		return fmt.Errorf("import %s: %w", archive, err)
 	}
 	return nil
