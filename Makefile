@@ -97,19 +97,23 @@ SEQUENTIAL := operator/api/v1 operator/api/v1/schematest operator/api/v1alpha1 o
 # without lists the packages that are not in a list.
 without = $$($(GO) list ./... | grep -vxF "$$(printf 'github.com/gpuready/gpuready/%s\n' $(1))")
 
+# Their tests wait longest, for times that the programs take by themselves. They start first, so that the others
+# run meanwhile.
+WAITING := deviceplugin toolkit validator internal/gpu/nvml dra
+
 # make check vets the tests, too. Most tests wait for processes: three programs a processor keep it busy.
 TEST = $(NOGC) $(GO) test -exec='env -u GOGC -u GOMEMLIMIT' -vet=off -ldflags='-s -w' -count=1 -p $(shell expr 3 \* $$(nproc)) -parallel 8
 
 .PHONY: test
 test: packages-build packages-containers packages-test ## run the tests that need no cluster, those with random inputs for a shorter time
 	@$(MAKE) --no-print-directory -j2 build $(BIN)/demo
-	GPUREADY_BIN=$(abspath $(BIN)) $(TEST) -short $(call without,$(SUITES))
+	GPUREADY_BIN=$(abspath $(BIN)) $(TEST) -short $(addprefix ./,$(WAITING)) $(call without,$(SUITES))
 
 .PHONY: test-race
 test-race: packages-build packages-containers packages-test ## run them with the race detector and all random inputs, several times as long
 	@$(MAKE) --no-print-directory -j2 BIN=bin/race RACE=1 build bin/race/demo
 	GPUREADY_BIN=$(CURDIR)/bin/race $(TEST) $(addprefix ./,$(SEQUENTIAL) $(SUITES))
-	GPUREADY_BIN=$(CURDIR)/bin/race $(TEST) -race -p 3 $(call without,$(SEQUENTIAL) $(SUITES))
+	GPUREADY_BIN=$(CURDIR)/bin/race $(TEST) -race -p 3 $(addprefix ./,$(WAITING)) $(call without,$(SEQUENTIAL) $(SUITES))
 
 .PHONY: demo
 demo: packages-build packages-containers ## watch a GPU travel from the driver to a CUDA job
