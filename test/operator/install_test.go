@@ -2,6 +2,7 @@ package operator
 
 import (
 	"fmt"
+	"maps"
 	"strings"
 	"testing"
 	"time"
@@ -83,7 +84,7 @@ func (s *suite) proven(t *testing.T) time.Duration {
 	return s.until(t, "the policy is Ready, and so is each node", func() error {
 		for _, n := range s.Nodes {
 			if c := s.World.Condition(n.Name, "GPUReady"); c == nil || c.Status != corev1.ConditionTrue {
-				return fmt.Errorf("%s: %+v", n.Name, c)
+				return fmt.Errorf("%s: %+v, labels %v", n.Name, c, gpuLabels(s.World.Node(n.Name)))
 			}
 		}
 		p, err := s.policy(t, policy)
@@ -95,6 +96,15 @@ func (s *suite) proven(t *testing.T) time.Duration {
 		}
 		return s.condition(t, policy, "Ready", "True", "")
 	})
+}
+
+// gpuLabels returns a Node's labels of NFD and of the operator that say whether it gets operands.
+func gpuLabels(n *corev1.Node) map[string]string {
+	all := maps.Clone(n.Labels)
+	maps.DeleteFunc(all, func(key, _ string) bool {
+		return !strings.Contains(key, "pci-10de") && key != "nvidia.com/gpu.present" && !strings.HasPrefix(key, "nvidia.com/gpu.deploy.")
+	})
+	return all
 }
 
 // peopleReadIt runs the commands with which people follow the progress.
