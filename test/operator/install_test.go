@@ -251,6 +251,7 @@ func (s *suite) keptAway(t *testing.T) {
 // apiServerRestarts kills the API server, then checks that the operator still acts.
 func (s *suite) apiServerRestarts(t *testing.T) {
 	require.NoError(t, s.RestartAPIServer(t.Context()))
+	s.restartNFD(t)
 	s.unplugGPU(t, "n2")
 	s.until(t, "n2 has no operands", func() error { return s.bare(t, "n2") })
 	s.plugGPU(t, "n2")

@@ -13,10 +13,11 @@ import (
 )
 
 const (
-	nfd        = "sigs.k8s.io/node-feature-discovery"
-	nfdImage   = "docker.io/gpuready/node-feature-discovery"
-	pciDevices = "/var/lib/pci-devices"
-	gpuAddress = "0000:65:00.0"
+	nfd          = "sigs.k8s.io/node-feature-discovery"
+	nfdImage     = "docker.io/gpuready/node-feature-discovery"
+	nfdNamespace = "node-feature-discovery"
+	pciDevices   = "/var/lib/pci-devices"
+	gpuAddress   = "0000:65:00.0"
 )
 
 // preparePCI gives each node an empty PCI bus of its own, before any pod there reads it.
@@ -66,8 +67,18 @@ func (s *suite) installNFD(t *testing.T) {
 		require.NoError(t, n.Import(ctx, archive))
 	}
 	s.helm(t, "install", "nfd", filepath.Join(module.Dir, "deployment/helm/node-feature-discovery"),
-		"--namespace", "node-feature-discovery", "--create-namespace", "--wait", "--timeout", "3m",
+		"--namespace", nfdNamespace, "--create-namespace", "--wait", "--timeout", "3m",
 		"--set", "image.repository="+nfdImage, "--set", "image.tag="+module.Version, "--set", "gc.enable=false",
 		"--set", "master.podSecurityContext.runAsUser=65532", "--set", "worker.podSecurityContext.runAsUser=65532",
 		"--set", "worker.config.core.sleepInterval=1s", "--set", "worker.config.sources.pci.deviceLabelFields={vendor}")
+}
+
+// restartNFD replaces NFD's pods. While the API server is away its programs end one after the other, or fail to
+// watch, and then wait ever longer: up to 100 s were seen after a few restarts of the API server.
+func (s *suite) restartNFD(t *testing.T) {
+	t.Helper()
+	s.Kubectl(t, "-n", nfdNamespace, "delete", "pods", "--all", "--timeout=60s")
+	for _, what := range []string{"daemonset/nfd-node-feature-discovery-worker", "deployment/nfd-node-feature-discovery-master"} {
+		s.Kubectl(t, "-n", nfdNamespace, "rollout", "status", what, "--timeout=110s")
+	}
 }
