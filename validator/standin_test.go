@@ -9,19 +9,19 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/internal/readiness"
 	"github.com/gpuready/gpuready/test/lab/golden"
+	"github.com/gpuready/gpuready/test/lab/leak"
 	"github.com/gpuready/gpuready/validator/check"
 	"github.com/gpuready/gpuready/validator/daemon"
 	"github.com/gpuready/gpuready/validator/step"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leak.Main(m) }
 
 // standFor returns a stand-in for a component whose layer has this outcome.
 func standFor(t *testing.T, name string, o check.Outcome) (s *standin, dir string) {

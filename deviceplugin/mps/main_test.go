@@ -4,8 +4,9 @@ import (
 	"runtime"
 	"testing"
 
-	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuready/gpuready/test/lab/leak"
 )
 
 // first and ownThread are the threads of TestMain, and of fn when runOnOwnThread
@@ -20,5 +21,5 @@ func TestMain(m *testing.M) {
 	ran := make(chan int)
 	runOnOwnThread(func() { go func(tid int) { ran <- tid }(unix.Gettid()) })
 	ownThread = <-ran
-	goleak.VerifyTestMain(m)
+	leak.Main(m)
 }

@@ -28,10 +28,11 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/test/lab/leak"
 )
 
 func TestMain(m *testing.M) {
-	goleak.VerifyTestMain(m,
+	leak.Main(m,
 		// One inotify instance serves the whole process, and klog flushes its buffers.
 		goleak.IgnoreTopFunction("k8s.io/klog/v2.(*flushDaemon).run.func1"))
 }

@@ -12,10 +12,11 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
+
+	"github.com/gpuready/gpuready/test/lab/leak"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leak.Main(m) }
 
 func TestServesHealthReadinessAndMetricsUntilTheContextEnds(t *testing.T) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")

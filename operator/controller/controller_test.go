@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -31,6 +30,7 @@ import (
 	"github.com/gpuready/gpuready/operator/progress"
 	"github.com/gpuready/gpuready/operator/status"
 	"github.com/gpuready/gpuready/operator/upgrade"
+	"github.com/gpuready/gpuready/test/lab/leak"
 )
 
 // count counts the writes with a prefix.
@@ -139,7 +139,7 @@ func TestNodesAreAddedRemovedAndChanged(t *testing.T) {
 	require.Empty(t, w.settle())
 }
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leak.Main(m) }
 
 func TestRefusedWriteIsRetriedAfterItsBackoff(t *testing.T) {
 	w := newWorld(t)

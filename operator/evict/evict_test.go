@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	resourcev1 "k8s.io/api/resource/v1"
@@ -29,9 +28,10 @@ import (
 
 	"github.com/gpuready/gpuready/operator/label"
 	"github.com/gpuready/gpuready/operator/upgrade"
+	"github.com/gpuready/gpuready/test/lab/leak"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leak.Main(m) }
 
 func pod(name, node string) *corev1.Pod {
 	return &corev1.Pod{

@@ -27,13 +27,13 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/random"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuready/gpuready/operator/driver"
+	"github.com/gpuready/gpuready/test/lab/leak"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leak.Main(m) }
 
 const tag = "nvidia/driver:535-5.15.0-1042-aws-ubuntu22.04"
 

@@ -15,16 +15,16 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 	"k8s.io/client-go/rest"
 
 	"github.com/gpuready/gpuready/provision/cluster"
 	"github.com/gpuready/gpuready/provision/observe"
 	"github.com/gpuready/gpuready/provision/report"
 	"github.com/gpuready/gpuready/provision/step"
+	"github.com/gpuready/gpuready/test/lab/leak"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leak.Main(m) }
 
 // server is an API server with a node that offers a GPU, a ClusterPolicy, and a workload's
 // pod that may be stuck.

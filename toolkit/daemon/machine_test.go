@@ -17,11 +17,11 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/gpu/gputest"
 	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/test/lab/leak"
 	"github.com/gpuready/gpuready/toolkit/nri"
 	"github.com/gpuready/gpuready/toolkit/runtime/runtimetest"
 	"github.com/gpuready/gpuready/toolkit/setup"
@@ -31,7 +31,7 @@ func TestMain(m *testing.M) {
 	if runtimetest.EnteredNRI() {
 		return
 	}
-	goleak.VerifyTestMain(m)
+	leak.Main(m)
 }
 
 const (

@@ -14,11 +14,11 @@ import (
 
 	"github.com/containerd/nri/pkg/api"
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/internal/injection"
+	"github.com/gpuready/gpuready/test/lab/leak"
 	"github.com/gpuready/gpuready/toolkit/node"
 	"github.com/gpuready/gpuready/toolkit/runtime/runtimetest"
 )
@@ -27,7 +27,7 @@ func TestMain(m *testing.M) {
 	if runtimetest.EnteredNRI() {
 		return
 	}
-	goleak.VerifyTestMain(m)
+	leak.Main(m)
 }
 
 const spec = `cdiVersion: 0.5.0

@@ -16,7 +16,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuready/gpuready/internal/gpu"
@@ -24,12 +23,13 @@ import (
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/internal/readiness"
+	"github.com/gpuready/gpuready/test/lab/leak"
 	"github.com/gpuready/gpuready/validator/check"
 	"github.com/gpuready/gpuready/validator/nodestatus"
 	"github.com/gpuready/gpuready/validator/step"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leak.Main(m) }
 
 const boot = "00000000-0000-4000-8000-000000000000"
 

@@ -10,12 +10,12 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/gpu/gputest"
 	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/test/lab/leak"
 	"github.com/gpuready/gpuready/validator/check"
 )
 
@@ -26,7 +26,7 @@ func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == Command {
 		os.Exit(child(os.Getenv(behaviour)))
 	}
-	goleak.VerifyTestMain(m)
+	leak.Main(m)
 }
 
 func child(how string) int {

@@ -13,7 +13,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -23,6 +22,7 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/internal/readiness"
 	"github.com/gpuready/gpuready/test/lab/golden"
+	"github.com/gpuready/gpuready/test/lab/leak"
 	"github.com/gpuready/gpuready/validator/check"
 	"github.com/gpuready/gpuready/validator/kube"
 	"github.com/gpuready/gpuready/validator/kube/kubetest"
@@ -30,7 +30,7 @@ import (
 	"github.com/gpuready/gpuready/validator/report"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leak.Main(m) }
 
 const boot = "00000000-0000-4000-8000-000000000000"
 

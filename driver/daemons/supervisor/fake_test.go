@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
+	"github.com/gpuready/gpuready/test/lab/leak"
 )
 
 // The test binary is also the daemons: with fakeVariable in its environment it runs as one.
@@ -23,7 +23,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv("GPUREADY_FAKE_DAEMON") != "" {
 		os.Exit(fake(os.Args[1:]))
 	}
-	goleak.VerifyTestMain(m)
+	leak.Main(m)
 }
 
 // fake runs a daemon that follows its arguments, until SIGTERM.

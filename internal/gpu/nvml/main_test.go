@@ -3,7 +3,7 @@ package nvml
 import (
 	"testing"
 
-	"go.uber.org/goleak"
+	"github.com/gpuready/gpuready/test/lab/leak"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leak.Main(m) }

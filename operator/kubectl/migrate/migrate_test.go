@@ -23,14 +23,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 
-	"go.uber.org/goleak"
-
 	"github.com/gpuready/gpuready/operator/api/v1alpha1"
 	"github.com/gpuready/gpuready/operator/kubectl/cluster"
 	"github.com/gpuready/gpuready/operator/label"
+	"github.com/gpuready/gpuready/test/lab/leak"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leak.Main(m) }
 
 const (
 	theirs = "gpu-operator"

@@ -4,12 +4,12 @@ import (
 	"os"
 	"testing"
 
-	"go.uber.org/goleak"
+	"github.com/gpuready/gpuready/test/lab/leak"
 )
 
 func TestMain(m *testing.M) {
 	if exit, ran := Inside(os.Args[1:]); ran {
 		os.Exit(exit)
 	}
-	goleak.VerifyTestMain(m)
+	leak.Main(m)
 }

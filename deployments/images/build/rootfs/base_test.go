@@ -52,15 +52,23 @@ func TestKeep(t *testing.T) {
 	}
 }
 
-// authority is a certificate of a new authority, PEM, as Debian's package has it.
+// authorities are the certificates by name: a process reads those of the system once, so a second run of a test
+// needs the same.
+var authorities = map[string][]byte{}
+
+// authority is the certificate of an authority, PEM, as Debian's package has it.
 func authority(t *testing.T, name string) []byte {
 	t.Helper()
+	if c, made := authorities[name]; made {
+		return c
+	}
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	require.NoError(t, err)
 	template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 	require.NoError(t, err)
-	return bytes.TrimSpace(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})) // some end without a newline
+	authorities[name] = bytes.TrimSpace(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})) // some end without a newline
+	return authorities[name]
 }
 
 func TestGoFindsTheBundledAuthorities(t *testing.T) {
