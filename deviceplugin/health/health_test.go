@@ -77,6 +77,12 @@ func TestGPUBecomesUnhealthyAndRecovers(t *testing.T) {
 			{see(with(1, gpu.ReasonResetNeeded)), marks{1: gpu.ReasonXID}},
 			{see(node), marks{}},
 		},
+		"a driver that asks for a reset, and the XID that is why": {
+			{see(with(1, gpu.ReasonResetNeeded)), marks{1: gpu.ReasonResetNeeded}},
+			{hear(gputest.XID(gputest.GPU(1), 48)), marks{1: gpu.ReasonXID}},
+			{see(with(1, gpu.ReasonResetNeeded)), marks{1: gpu.ReasonXID}},
+			{see(node), marks{}},
+		},
 		"an XID, a reset, and an XID while it goes on": {
 			{hear(gputest.XID(gputest.GPU(1), 48)), marks{1: gpu.ReasonXID}},
 			{see(with(1, gpu.ReasonLost)), marks{1: gpu.ReasonXID}},

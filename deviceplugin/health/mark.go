@@ -57,9 +57,10 @@ type faultMark struct {
 	evidence  evidence  // collected since the last event
 }
 
-// addMark records a fault for a part of the GPU. The first fault stays, since it is the
-// cause. A later one discards earlier evidence and never lowers the evidence required, unless the first
-// was ended by a reset, of which only the snapshot is missing: then a lesser one is a fault of its own.
+// addMark records a fault for a part of the GPU. The first fault stays, since it is the cause, unless it is only
+// that the driver asks for a reset. A later one discards earlier evidence and never lowers the evidence required,
+// unless the first was ended by a reset, of which only the snapshot is missing: then a lesser one is a fault of
+// its own.
 func (g GPU) addMark(at scope, fault gpu.Fault, needs evidence, now time.Time) GPU {
 	g.marks = slices.Clone(g.marks)
 	i, found := slices.BinarySearchFunc(g.marks, at, func(m faultMark, s scope) int { return compareScopes(m.scope, s) })
@@ -71,6 +72,9 @@ func (g GPU) addMark(at scope, fault gpu.Fault, needs evidence, now time.Time) G
 	if needs < m.needs && m.needs >= reset && m.evidence >= m.needs {
 		*m = faultMark{scope: at, fault: fault, since: now, lastEvent: now, needs: needs}
 		return g
+	}
+	if m.fault.Reason == gpu.ReasonResetNeeded {
+		m.fault = fault // why the driver asks for one, which a snapshot may show before the event arrives
 	}
 	m.needs, m.evidence = max(m.needs, needs), snapshotOnly
 	if now.After(m.lastEvent) {
