@@ -2,6 +2,7 @@ package main
 
 import (
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -11,9 +12,16 @@ import (
 	"github.com/gpuready/gpuready/test/lab/vm"
 )
 
-func TestProcesses(t *testing.T) {
+// reaped are this process's children. They are made once, since reap takes every child, and does so as long as the
+// process runs, as in a machine.
+var reaped = sync.OnceValue(func() *processes {
 	p := newProcesses()
-	go p.reap() // as long as this process: it has no end in a machine either
+	go p.reap()
+	return p
+})
+
+func TestProcesses(t *testing.T) {
+	p := reaped()
 	run := func(script string) vm.Response {
 		handle, _, err := p.start(vm.Command{Args: []string{"sh", "-c", script}, Stdin: "in\n"})
 		require.NoError(t, err)
