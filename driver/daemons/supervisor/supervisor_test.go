@@ -354,6 +354,7 @@ func TestDaemonThatIsNeverReadyIsRestarted(t *testing.T) {
 			if name == "another's in it" {
 				require.NoError(t, os.WriteFile(filepath.Join(b.dir, "pid"), []byte("1\n"), 0o644))
 			}
+			b.clock.waitFor(t, starting)
 			b.clock.move(starting)
 			all := b.until(func(all []Status) bool { return !all[0].Running })
 			require.False(t, alive(pid))
@@ -380,6 +381,7 @@ func TestHangingForkedDaemonIsEnded(t *testing.T) {
 		if early {
 			require.NoError(t, b.stop())
 		} else {
+			b.clock.waitFor(t, starting)
 			b.clock.move(starting)
 			b.until(func(all []Status) bool { return all[0].LastExit != "" })
 		}
