@@ -2,34 +2,34 @@
 package leak
 
 import (
-	"fmt"
-	"os"
 	"time"
 
 	"go.uber.org/goleak"
 )
 
 // patience is how long goroutines may take to end: on a busy machine the kernel takes longer to close an inotify
-// instance than the half second of goleak.VerifyTestMain.
+// instance than the half second that goleak waits.
 const patience = 10 * time.Second
 
-// Main runs a program's tests and exits. It fails if goroutines are left that the options do not ignore.
+// Main runs a program's tests, and fails if goroutines are left that the options do not ignore, as
+// goleak.VerifyTestMain does.
 func Main(m goleak.TestingM, options ...goleak.Option) {
-	code := m.Run()
-	if code == 0 {
-		if err := find(options); err != nil {
-			fmt.Fprintf(os.Stderr, "goroutines are left after all tests passed: %v\n", err)
-			code = 1
-		}
-	}
-	os.Exit(code)
+	goleak.VerifyTestMain(&patient{m, options}, options...)
 }
 
-func find(options []goleak.Option) error {
-	for began := time.Now(); ; {
-		err := goleak.Find(options...) // it waits for a while, too
-		if err == nil || time.Since(began) > patience {
-			return err
+// patient waits after the tests until no goroutine is left.
+type patient struct {
+	tests   goleak.TestingM
+	options []goleak.Option
+}
+
+// Run implements goleak.TestingM.
+func (p *patient) Run() int {
+	code, ended := p.tests.Run(), time.Now()
+	for code == 0 && time.Since(ended) < patience {
+		if goleak.Find(p.options...) == nil { // which waits for half a second
+			break
 		}
 	}
+	return code
 }
