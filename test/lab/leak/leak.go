@@ -7,7 +7,7 @@ import (
 	"go.uber.org/goleak"
 )
 
-// patience is how long goroutines may take to end: on a busy machine the kernel takes longer to close an inotify
+// patience bounds the end of goroutines: on a busy machine the kernel takes longer to close an inotify
 // instance than the half second that goleak waits.
 const patience = 10 * time.Second
 
