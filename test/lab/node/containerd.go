@@ -53,7 +53,7 @@ func (c *containerd) ready(ctx context.Context) error {
 }
 
 func (c *containerd) load(ctx context.Context, file string) error {
-	return runCommand(ctx, bin+"/ctr", "--namespace", "k8s.io", "images", "import", "--local", file)
+	return runCommand(ctx, bin+"/ctr", "--namespace", "k8s.io", "images", "import", file)
 }
 
 // runCommand runs a program of the host.
