@@ -88,6 +88,21 @@ type Point struct {
 
 // Top returns the visible mount that contains path.
 func Top(path string) (Point, error) {
+	for range maxLooks {
+		if p, err := lookTop(path); !errors.Is(err, errUnmounted) {
+			return p, err
+		}
+	}
+	return Point{}, fmt.Errorf("%s: its mount is not in /proc/self/mountinfo", path)
+}
+
+// maxLooks bounds how often Top looks again because the mount was unmounted meanwhile.
+const maxLooks = 5
+
+// errUnmounted means that the mount of a path is not listed, mostly because it was just unmounted.
+var errUnmounted = errors.New("not in /proc/self/mountinfo")
+
+func lookTop(path string) (Point, error) {
 	var st unix.Statx_t
 	if err := unix.Statx(unix.AT_FDCWD, path, unix.AT_NO_AUTOMOUNT, unix.STATX_MNT_ID, &st); err != nil {
 		return Point{}, &os.PathError{Op: "statx", Path: path, Err: err}
@@ -104,7 +119,7 @@ func Top(path string) (Point, error) {
 			return p, nil
 		}
 	}
-	return Point{}, fmt.Errorf("%s: its mount is not in /proc/self/mountinfo", path)
+	return Point{}, errUnmounted
 }
 
 // TopAt returns the topmost mount at a path, and whether there is one.

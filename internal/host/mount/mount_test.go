@@ -98,6 +98,40 @@ func TestAFileSystemAppearsWholeAndGoesLayerByLayer(t *testing.T) {
 	require.Equal(t, "tmpfs", top.Source)
 }
 
+// A mount that goes away between two looks at it is not an error: the one below is visible then.
+func TestTheTopIsFoundWhileMountsComeAndGo(t *testing.T) {
+	if !node.Enter(t) {
+		return
+	}
+	const at = "/run/flicker"
+	require.NoError(t, os.Mkdir(at, 0o755))
+	stop, ended := make(chan struct{}), make(chan error, 1)
+	go func() {
+		for {
+			select {
+			case <-stop:
+				ended <- nil
+				return
+			default:
+			}
+			if err := unix.Mount("flicker", at, "tmpfs", 0, ""); err != nil {
+				ended <- err
+				return
+			}
+			if err := unix.Unmount(at, unix.MNT_DETACH); err != nil {
+				ended <- err
+				return
+			}
+		}
+	}()
+	for range 300 {
+		_, err := Top(at)
+		require.NoError(t, err)
+	}
+	close(stop)
+	require.NoError(t, <-ended)
+}
+
 func TestWhatCannotBeMountedIsSaid(t *testing.T) {
 	if !node.Enter(t) {
 		return
