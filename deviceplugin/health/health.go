@@ -5,7 +5,8 @@
 // an event (an XID that the Policy heeds, an uncorrectable ECC error, the loss of the
 // GPU), and while it cannot be watched. Its MIG devices follow it. A contained XID, for
 // which the driver names the GPU instance, affects the MIG devices of that instance and
-// the GPU as a whole.
+// the GPU as a whole. Of some XIDs the driver decides: the next snapshot shows whether it asks
+// for a recovery of the GPU (ask.go).
 //
 // A device becomes healthy again only on evidence, never because a process restarted.
 // The evidence required depends on the fault:
@@ -50,6 +51,7 @@ type GPU struct {
 	Present bool       // in the last snapshot
 
 	marks          []faultMark // its recorded faults, sorted by scope; never changed in place
+	asked          askedXID    // the last XID of which the driver decides
 	watchedSince   time.Time   // start of watching without a gap; zero: not watched
 	unwatched      gpu.Fault   // why this GPU alone cannot be watched; zero: it can
 	unwatchedSince time.Time

@@ -24,6 +24,7 @@ func (s State) ApplySnapshot(snap gpu.Snapshot, now time.Time) State {
 		if d.UUID == "" {
 			continue
 		}
+		d = s.policy.judgeRemap(d)
 		seen[d.UUID] = true
 		for _, m := range d.MIG {
 			parts[m.UUID] = true
@@ -56,6 +57,7 @@ func (s State) ApplySnapshot(snap gpu.Snapshot, now time.Time) State {
 
 // applyFault returns the GPU after a snapshot has shown it with a fault, or with none.
 func (g GPU) applyFault(fault gpu.Fault, now time.Time) GPU {
+	g = g.applyAnswer(fault, now)
 	if fault.Reason == "" {
 		g.marks = slices.DeleteFunc(slices.Clone(g.marks), func(m faultMark) bool { return m.evidence >= m.needs })
 		return g
@@ -116,8 +118,11 @@ func (s State) ApplyEvent(e gpu.Event, now time.Time) State {
 
 // applyRule records a fault as a rule requires.
 func (s State) applyRule(r Rule, id gpu.UUID, at scope, fault gpu.Fault, now time.Time) State {
-	if r.Action == gpu.ActionIgnore {
+	switch r.Action {
+	case gpu.ActionIgnore:
 		return s
+	case gpu.ActionAsk:
+		return s.updateGPUs(id, now, func(g GPU) GPU { return g.ask(fault, evidenceFor(r.Recovery), now) })
 	}
 	return s.updateGPUs(id, now, func(g GPU) GPU { return g.addMark(at, fault, evidenceFor(r.Recovery), now) })
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuready/gpuready/deviceplugin/plan"
+	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/gpu/gputest"
 	"github.com/gpuready/gpuready/test/lab/golden"
 )
@@ -41,6 +42,8 @@ var nodeLabels = []struct {
 	{documentedLabel{"gpu.mode", "`compute` (PCI class 0302), `graphics` (0300); `unknown` if the GPUs differ", "nvml.go"}, ""},
 	{documentedLabel{"gpu.clique",
 		"NVLink partition that the GPUs have joined: cluster and clique; left out if there is none, or several", "imex.go"}, ""},
+	{documentedLabel{"gpu.notes",
+		"[notes](reasons.md#device-plugin) on GPUs that are allocated nevertheless, separated by dots: `RowRemapPending` asks for a reset when idle; not one of NVIDIA's", ""}, ""},
 	{documentedLabel{"mig.capable", "a GPU supports MIG", "nvml.go"}, ""},
 	{documentedLabel{"mig.strategy", "left out if it is `none`", "strategy.go"}, ""},
 	{documentedLabel{"mps.capable", "GPUs are shared by MPS, and none is in MIG mode", "nvml.go"}, ""},
@@ -77,6 +80,7 @@ func TestThePageListsTheLabels(t *testing.T) {
 	s := gputest.Node("h100-sxm", 8)
 	for i := range s.Devices {
 		s.Devices[i].Fabric = joined
+		s.Devices[i].Notes = []gpu.Note{{Reason: gpu.NoteRemapPending}}
 	}
 	n := labelInput(t, "flags: {migStrategy: mixed}", s)
 	n.Machine.Started = started

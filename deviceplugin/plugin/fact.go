@@ -8,6 +8,7 @@ import (
 	"github.com/gpuready/gpuready/deviceplugin/allocate"
 	"github.com/gpuready/gpuready/deviceplugin/health"
 	"github.com/gpuready/gpuready/deviceplugin/kubelet"
+	"github.com/gpuready/gpuready/deviceplugin/plan"
 	"github.com/gpuready/gpuready/deviceplugin/prefer"
 	"github.com/gpuready/gpuready/internal/gpu"
 )
@@ -53,10 +54,40 @@ func driverFound(snap gpu.Snapshot, root string, watched bool) fact {
 func eventsSeen(events []gpu.Event) fact {
 	return func(s *state, at time.Time) bool {
 		for _, e := range events {
-			s.health = s.health.ApplyEvent(e, at)
+			if !s.hitsNeighbours(e) {
+				s.health = s.health.ApplyEvent(e, at)
+			}
 		}
 		return true
 	}
+}
+
+// hitsNeighbours reports whether an event is an XID of a program that shares what it would make unhealthy with
+// other programs, which have done nothing: the GPU, or a GPU instance. Somebody may have chosen that it counts.
+func (s state) hitsNeighbours(e gpu.Event) bool {
+	info, known := gpu.XID(e.XID)
+	if e.Kind != gpu.EventXID || !known || info.Class != gpu.XIDApplication || !s.health.Policy().IsDefault(e.XID) {
+		return false
+	}
+	d, known := s.snapshot.Device(e.UUID)
+	if !known {
+		return e.UUID == "" && len(s.snapshot.Devices) > 1
+	}
+	if !d.MIGEnabled {
+		return s.isShared(d.UUID)
+	}
+	parts := slices.DeleteFunc(slices.Clone(d.MIG), func(m gpu.MIGDevice) bool { return e.GPUInstance >= 0 && m.GPUInstance != e.GPUInstance })
+	return len(parts) > 1 || len(parts) == 1 && s.isShared(parts[0].UUID)
+}
+
+// isShared reports whether several containers may have a GPU or MIG device at once.
+func (s state) isShared(id gpu.UUID) bool {
+	if _, shared := s.shares[id]; shared {
+		return true
+	}
+	return slices.ContainsFunc(s.plan.Resources, func(r plan.Resource) bool {
+		return slices.ContainsFunc(r.Devices, func(d plan.Device) bool { return d.UUID() == id && d.Replicas > 1 })
+	})
 }
 
 // snapshotRead applies a later snapshot. Its reading began at began, after the events. The pending

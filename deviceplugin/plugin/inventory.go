@@ -33,6 +33,9 @@ func (s state) inventoryGPU(d gpu.Device) nodestate.GPU {
 	if d.NUMANode >= 0 {
 		g.NUMANode = &d.NUMANode
 	}
+	for _, n := range d.Notes {
+		g.Notes = append(g.Notes, nodestate.Note(n))
+	}
 	for _, p := range d.Profiles[:min(len(d.Profiles), nodestate.MaxMIGDevices)] {
 		a := p.Attributes
 		g.Profiles = append(g.Profiles, nodestate.MIGProfile{

@@ -26,6 +26,11 @@ var preflightReasons = []group{
 			Next:    "look for Xid lines in dmesg; docs/reasons.md says what each asks for; reboot the node",
 		},
 		{
+			Reason:  "FabricNotJoined",
+			Meaning: "unhealthy: the GPU failed to join its NVLink fabric, or has not joined while others of the node have",
+			Next:    "see that the fabric manager runs (on NVL72: the switch trays' NMX); if the GPU alone does not join, reset it",
+		},
+		{
 			Reason:  "Unreadable",
 			Meaning: "unhealthy: NVML fails on the GPU",
 			Next:    "see the log of gpu-device-plugin on this node",

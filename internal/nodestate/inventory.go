@@ -8,11 +8,12 @@ import (
 )
 
 // MaxGPUs bounds DevicePluginInfo.Inventory, and MaxMIGDevices the MIG devices, profiles and GPU
-// instances of one GPU. A GPU has at most MaxSlices memory slices.
+// instances of one GPU. A GPU has at most MaxSlices memory slices and MaxNotes notes.
 const (
 	MaxGPUs       = 256
 	MaxMIGDevices = 64
 	MaxSlices     = 16
+	MaxNotes      = 16
 )
 
 // LayoutName is the name of a file beside the device plugin's state that it replaces after it has
@@ -44,7 +45,14 @@ type GPU struct {
 	// then creates and destroys them on request: see package partition.
 	Profiles  []MIGProfile  `json:"profiles,omitempty"`
 	Instances []GPUInstance `json:"instances,omitempty"`
+	Notes     []Note        `json:"notes,omitempty"` // at most MaxNotes
 	Condition
+}
+
+// Note is something that people should know about a GPU that may be allocated nevertheless.
+type Note struct {
+	Reason  gpu.Reason `json:"reason"`
+	Message string     `json:"message"`
 }
 
 // Sharing describes how claims share a GPU or MIG device, by the device plugin's configuration.
@@ -176,6 +184,16 @@ func (v *validation) inventory(all []GPU) {
 			return
 		}
 		v.partitions(at, g)
+		if len(g.Notes) > MaxNotes {
+			v.fail(at+".notes", fmt.Sprintf("%d notes, at most %d are allowed", len(g.Notes), MaxNotes))
+			return
+		}
+		for j, n := range g.Notes {
+			at := fmt.Sprintf("%s.notes[%d]", at, j)
+			v.name(at+".reason", string(n.Reason))
+			v.reason(at+".reason", string(n.Reason))
+			v.text(at+".message", n.Message, maxMessage)
+		}
 		for j, m := range g.MIG {
 			at := fmt.Sprintf("%s.mig[%d]", at, j)
 			v.name(at+".uuid", string(m.UUID))

@@ -69,6 +69,10 @@ func (s State) sanitized() State {
 		g := &p.Inventory[i]
 		g.Condition = g.sanitized()
 		g.Product = record.Clean(g.Product, maxName)
+		g.Notes = slices.Clone(g.Notes[:min(len(g.Notes), MaxNotes)])
+		for j := range g.Notes {
+			g.Notes[j].Message = record.Clean(g.Notes[j].Message, maxMessage)
+		}
 		g.MIG = slices.Clone(g.MIG)
 		for j := range g.MIG {
 			g.MIG[j].Condition = g.MIG[j].sanitized()

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"strings"
+
 	"github.com/gpuready/gpuready/simulator/state"
 )
 
@@ -11,12 +13,15 @@ func xid() command {
 		text: `
 Raises the event of a critical XID. Where a real driver would ask for a recovery
 (79 and 95 need a reset, 94 lets work drain first, ...), NVML says so and its
-event is raised, too. --gi and --ci confine the XID to a MIG instance.`,
-		example: "gpusim xid --gpu 3 --xid 79\ngpusim xid --gpu 0 --xid 13 --gi 1 --ci 0",
+event is raised, too. --recovery says what the driver then asks for instead: the
+sub-codes of 144 to 150, which NVML does not tell, differ in that. --gi and --ci
+confine the XID to a MIG instance.`,
+		example: "gpusim xid --gpu 3 --xid 79\ngpusim xid --gpu 0 --xid 149 --recovery none\ngpusim xid --gpu 0 --xid 13 --gi 1 --ci 0",
 		begin: func(c *call) func() error {
 			c.rootFlag()
 			c.gpuFlag()
 			number := c.Uint64("xid", 0, "the XID")
+			recovery := c.String("recovery", "", "what the driver then asks for: "+strings.Join(state.RecoveryNames(), ", ")+", or a number; empty: as usual for the XID")
 			gi := c.Uint32("gi", state.None, "ID of the GPU instance")
 			ci := c.Uint32("ci", state.None, "ID of the compute instance in it")
 			for _, name := range []string{"gi", "ci"} {
@@ -27,7 +32,14 @@ event is raised, too. --gi and --ci confine the XID to a MIG instance.`,
 					return usagef("--xid is missing")
 				}
 				return c.change(func(s *state.State, gpu int) ([]state.Event, error) {
-					return s.ReportXID(gpu, *number, *gi, *ci)
+					before := s.Gpu[gpu].RecoveryAction
+					events, err := s.ReportXID(gpu, *number, *gi, *ci)
+					if err != nil || *recovery == "" {
+						return events, err
+					}
+					s.Gpu[gpu].RecoveryAction = before
+					asked, err := s.SetRecovery(gpu, *recovery)
+					return append(events[:1], asked...), err
 				})
 			}
 		},

@@ -126,6 +126,7 @@ func (w *watch) reinitialise() error {
 	if err != nil {
 		return fmt.Errorf("newReleasing go of a GPU: %w", err)
 	}
+	w.expireFacts()
 	w.letGo, w.backoff = false, backoff{}
 	w.lastEvent = time.Now() // not again at once
 	for _, id := range gone {

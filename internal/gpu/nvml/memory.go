@@ -15,7 +15,10 @@ import (
 type memory struct {
 	devices    map[gpu.UUID]reading // as last read without an error
 	order      []gpu.UUID           // by index, of the last read
-	snapshot   []gpu.Device         // of the last Snapshot; nil if there was none since a probe
+	facts      map[gpu.UUID]facts
+	noXIDs     map[gpu.UUID]bool // the GPUs that could not be registered for events, because the driver supports none
+	noEvents   bool              // the driver supports no events at all
+	snapshot   []gpu.Device      // of the last Snapshot; nil if there was none since a probe
 	snapshotAt time.Time
 	ancestors  map[[2]gpu.PCIAddress]gpu.LinkKind
 	numa       map[gpu.PCIAddress]int
@@ -50,7 +53,11 @@ func (s *Source) settle(all []reading, errs []error) error {
 			*r = clone(before)
 			r.Index = i
 		}
-		r.Fault = faultOf(errs[i])
+		delete(s.memory.facts, r.UUID)
+		r.Fault, r.Notes = faultOf(errs[i]), nil
+	}
+	if len(s.memory.order) > 0 && len(s.memory.order) != len(all) {
+		clear(s.memory.facts) // a GPU was removed, and may return elsewhere
 	}
 	s.memory.order = s.memory.order[:0]
 	for _, r := range all {
@@ -142,7 +149,7 @@ func (s *Source) takeRecentSnapshot() []gpu.Device {
 }
 
 func clone(r reading) reading {
-	r.MIG = slices.Clone(r.MIG)
+	r.MIG, r.Notes = slices.Clone(r.MIG), slices.Clone(r.Notes)
 	r.lanes.remote = slices.Clone(r.lanes.remote)
 	return r
 }

@@ -7,7 +7,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/NVIDIA/go-nvlib/pkg/nvlib/device"
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/gpuready/gpuready/internal/gpu"
@@ -31,10 +30,11 @@ func (s *Source) Snapshot(ctx context.Context) (gpu.Snapshot, error) {
 	return snapshot, nil
 }
 
-// reading is a GPU with the data for computing links.
+// reading is a GPU with the data for computing links and for judging it.
 type reading struct {
 	gpu.Device
-	lanes lanes
+	lanes      lanes
+	fabricMask uint32 // the health of its fabric, nvmlGpuFabricInfo_v3_t; 0: not known
 }
 
 // read reads the driver and all GPUs, in the order of their indexes. A GPU that cannot
@@ -55,7 +55,7 @@ func (s *Source) read(ctx context.Context) (gpu.Driver, []reading, error) {
 	// read twice and others not at all.
 	for range maxRereads {
 		before := n.count
-		if n, err = s.readNode(ctx); err != nil {
+		if n.count, err = s.readCount(ctx); err != nil {
 			return gpu.Driver{}, nil, fmt.Errorf("reading the driver: %w", err)
 		}
 		if n.count == before {
@@ -69,6 +69,7 @@ func (s *Source) read(ctx context.Context) (gpu.Driver, []reading, error) {
 	if err := s.settle(all, errs); err != nil {
 		return gpu.Driver{}, nil, fmt.Errorf("reading the GPUs: %w", err)
 	}
+	judgeFabric(all)
 	return n.Driver, all, nil
 }
 
@@ -89,6 +90,13 @@ func (s *Source) readNode(ctx context.Context) (node, error) {
 		}
 		count, ret := s.lib.DeviceGetCount()
 		return node{driver, count}, check("nvmlDeviceGetCount", ret)
+	})
+}
+
+func (s *Source) readCount(ctx context.Context) (int, error) {
+	return call(ctx, s.calls, "the driver", func() (int, error) {
+		count, ret := s.lib.DeviceGetCount()
+		return count, check("nvmlDeviceGetCount", ret)
 	})
 }
 
@@ -163,69 +171,36 @@ func (s *Source) readDriver() (d gpu.Driver, err error) {
 // readDevice reads one GPU. With an error it returns the data read until then.
 func (s *Source) readDevice(index int) (reading, error) {
 	r := reading{Device: gpu.Device{Index: index, NUMANode: -1, Minor: -1}}
-	device, ret := s.lib.DeviceGetHandleByIndex(index)
+	handle, ret := s.lib.DeviceGetHandleByIndex(index)
 	if err := check("nvmlDeviceGetHandleByIndex", ret); err != nil {
 		return r, err
 	}
-	err := firstError(
-		func() error {
-			id, ret := device.GetUUID()
-			r.UUID = gpu.UUID(id)
-			return check("nvmlDeviceGetUUID", ret)
-		},
-		func() error {
-			address, err := pciOf(device.GetPciInfo())
-			r.PCI = address
-			return err
-		},
-		func() error {
-			name, ret := device.GetName()
-			r.Product = name
-			return check("nvmlDeviceGetName", ret)
-		},
-		func() error {
-			minor, ret := device.GetMinorNumber()
-			r.Minor = minor
-			return check("nvmlDeviceGetMinorNumber", ret)
-		},
-		func() error {
-			memory, ret := device.GetMemoryInfo()
-			r.MemoryBytes = memory.Total
-			if ret == nvml.ERROR_NOT_SUPPORTED {
-				return nil // GPUs that use the CPU's memory have none of their own
-			}
-			return check("nvmlDeviceGetMemoryInfo", ret)
-		},
-		func() error {
-			major, minor, ret := device.GetCudaComputeCapability()
-			r.Compute = gpu.Compute{Major: major, Minor: minor}
-			return check("nvmlDeviceGetCudaComputeCapability", ret)
-		},
-		func() error { s.readModel(device, &r.Device); return nil },
-		func() error { s.readComputeMode(device, &r.Device); return nil },
-		func() error { return s.readMIG(device, &r.Device) },
-		func() error { return s.readPartitions(device, &r.Device) },
-		func() error { return s.readLanes(device, &r.lanes) },
-		func() error { s.readFabric(device, &r.Device); return nil },
-		func() error { return s.readHealth(device, &r.Device) },
-	)
+	id, ret := handle.GetUUID()
+	if err := check("nvmlDeviceGetUUID", ret); err != nil {
+		return r, err
+	}
+	r.UUID = gpu.UUID(id)
+	f, err := s.factsOf(r.UUID, handle)
 	if err != nil {
 		return r, err
 	}
-	r.NUMANode = s.numa(r.PCI, device)
+	r.PCI, r.Product, r.Brand, r.Architecture, r.Minor = f.pci, f.product, f.brand, f.arch, f.minor
+	r.MemoryBytes, r.Compute, r.NUMANode, r.lanes = f.memoryBytes, f.compute, f.numa, f.lanes
+	o := &optionalReads{s: s, facts: &f}
+	s.readComputeMode(o, handle, &r.Device)
+	if err := s.readMIG(o, handle, &r.Device); err != nil {
+		return r, err
+	}
+	if err := s.readPartitions(handle, &r.Device); err != nil {
+		return r, err
+	}
+	s.readFabric(o, handle, &r)
+	s.readHealth(o, handle, &r.Device)
+	if o.err != nil {
+		return r, o.err
+	}
+	judge(&r.Device, f.noXIDs || s.isPolled(r.UUID), r.fabricMask)
 	return r, nil
-}
-
-// readModel reads brand and architecture. A driver newer than go-nvlib may report others than
-// go-nvlib can name; they are then not known, which is no fault of the GPU.
-func (s *Source) readModel(handle nvml.Device, d *gpu.Device) {
-	if !s.hasAll("nvmlDeviceGetBrand", "nvmlDeviceGetArchitecture") {
-		return
-	}
-	if named, err := device.New(s.lib, device.WithVerifySymbols(false)).NewDevice(handle); err == nil {
-		d.Brand, _ = named.GetBrandAsString()
-		d.Architecture, _ = named.GetArchitectureAsString()
-	}
 }
 
 func firstError(steps ...func() error) error {

@@ -75,6 +75,7 @@ type Source struct {
 
 	outside      OutsideReader
 	outsideEvery time.Duration
+	fabricInfo   func(nvml.Device) (nvml.GpuFabricInfo_v3, nvml.Return) // readFabricInfo; another in tests
 
 	*calls
 	watching atomic.Bool
@@ -92,13 +93,16 @@ var _ gpu.Source = (*Source)(nil)
 // them.
 var required = []string{
 	"nvmlInit_v2", "nvmlShutdown", "nvmlSystemGetDriverVersion", "nvmlSystemGetNVMLVersion",
-	"nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID", "nvmlDeviceGetName",
-	"nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetMinorNumber", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetCudaComputeCapability",
-	"nvmlEventSetCreate", "nvmlEventSetFree", "nvmlDeviceRegisterEvents", "nvmlDeviceGetSupportedEventTypes",
+	"nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID",
+	"nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetMemoryInfo",
 }
 
+// watching lists the functions that Watch needs to receive events. Without them it polls.
+var watching = []string{"nvmlEventSetCreate", "nvmlEventSetFree", "nvmlDeviceRegisterEvents", "nvmlDeviceGetSupportedEventTypes"}
+
 // optional lists the functions that are called only if the library has them.
-var optional = []string{
+var optional = append([]string{
+	"nvmlDeviceGetName", "nvmlDeviceGetMinorNumber", "nvmlDeviceGetCudaComputeCapability",
 	"nvmlSystemGetCudaDriverVersion_v2", "nvmlDeviceGetBrand", "nvmlDeviceGetArchitecture",
 	"nvmlDeviceGetMigMode", "nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex",
 	"nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId", "nvmlDeviceGetAttributes_v2",
@@ -110,14 +114,14 @@ var optional = []string{
 	"nvmlGpuInstanceGetComputeInstances", "nvmlComputeInstanceDestroy",
 	"nvmlDeviceGetRemappedRows", "nvmlDeviceGetRetiredPagesPendingStatus", "nvmlDeviceGetFieldValues", "nvmlDeviceGetMemoryAffinity",
 	"nvmlDeviceGetTopologyCommonAncestor", "nvmlDeviceGetNvLinkState", "nvmlDeviceGetNvLinkRemotePciInfo_v2",
-	"nvmlDeviceGetNvLinkRemoteDeviceType", "nvmlDeviceGetGpuFabricInfo",
+	"nvmlDeviceGetNvLinkRemoteDeviceType", "nvmlDeviceGetGpuFabricInfo", "nvmlDeviceGetGpuFabricInfoV",
 	"nvmlDeviceGetComputeMode", "nvmlDeviceSetComputeMode", "nvmlDeviceGetHandleByUUID",
 	"nvmlDeviceGetTotalEccErrors", "nvmlDeviceGetCurrentClocksThrottleReasons",
 	"nvmlDeviceGetCurrPcieLinkGeneration", "nvmlDeviceGetMaxPcieLinkGeneration",
 	"nvmlDeviceGetCurrPcieLinkWidth", "nvmlDeviceGetMaxPcieLinkWidth",
 	"nvmlDeviceGetUtilizationRates", "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetTemperature",
 	"nvmlDeviceGetPowerUsage", "nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetClockInfo",
-}
+}, watching...)
 
 // Open finds libnvidia-ml, loads it into the process and initialises it. Without
 // Options.Library it searches as FindLibrary does, then in the loader's directories. Its error wraps
@@ -165,7 +169,8 @@ func newSource(lib nvml.Interface, o Options) *Source {
 	s := &Source{
 		lib: lib, partitions: o.Partitions, log: o.Log, probe: o.ProbeInterval, slice: o.Slice, hurried: 10 * time.Second, hurry: make(chan struct{}, 1), quiet: 10 * time.Second,
 		outside: o.ReadOutside, outsideEvery: outsideEvery,
-		memory: memory{devices: map[gpu.UUID]reading{}, out: map[gpu.UUID]gpu.Fault{}, ancestors: map[[2]gpu.PCIAddress]gpu.LinkKind{}, numa: map[gpu.PCIAddress]int{}},
+		fabricInfo: readFabricInfo,
+		memory:     memory{devices: map[gpu.UUID]reading{}, facts: map[gpu.UUID]facts{}, noXIDs: map[gpu.UUID]bool{}, out: map[gpu.UUID]gpu.Fault{}, ancestors: map[[2]gpu.PCIAddress]gpu.LinkKind{}, numa: map[gpu.PCIAddress]int{}},
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.NewTextHandler(io.Discard, nil))

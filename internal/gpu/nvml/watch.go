@@ -190,9 +190,14 @@ func (w *watch) current() *eventSet {
 	return w.sets[len(w.sets)-1]
 }
 
-// renew starts a new event set of all GPUs that can be watched, then stops those before it.
+// renew starts a new event set of all GPUs that can be watched, then stops those before it. A driver without
+// events is only polled.
 func (w *watch) renew() error {
 	set, err := w.newEventSet()
+	if errors.Is(err, errNoEvents) {
+		w.pollAll()
+		return nil
+	}
 	if err != nil {
 		return fmt.Errorf("no GPU can be watched: %w", err)
 	}
@@ -211,7 +216,7 @@ const maxShifts = 3
 func (w *watch) register(set *eventSet) {
 	shifted := false
 	for _, d := range w.seen {
-		if !watchable(d) || set.has(d.UUID) || w.isReleased(d.UUID) {
+		if !watchable(d) || set.has(d.UUID) || w.isReleased(d.UUID) || w.isPolled(d.UUID) {
 			continue
 		}
 		err := w.registerOne(set, d)
@@ -222,6 +227,9 @@ func (w *watch) register(set *eventSet) {
 		case err == nil:
 		case w.ctx.Err() != nil:
 			return
+		case errors.Is(err, errNoEvents):
+			delete(w.unwatched, d.UUID)
+			w.poll(d.UUID)
 		case errors.Is(err, errShifted) && w.shifts < maxShifts:
 			shifted = true // the reading is older than the shift, which is no fault of this GPU
 		case returned(err) == nvml.ERROR_GPU_IS_LOST:
@@ -242,9 +250,36 @@ func (w *watch) register(set *eventSet) {
 	w.again = true
 }
 
+// poll records that the driver reports no XIDs of a GPU, which is then only polled.
+func (w *watch) poll(id gpu.UUID) {
+	w.mu.Lock()
+	w.memory.noXIDs[id] = true
+	w.mu.Unlock()
+	w.report(gpu.EventChanged, id, "the driver reports no XIDs of it: it is polled")
+}
+
+// pollAll records that the driver reports no events at all.
+func (w *watch) pollAll() {
+	w.mu.Lock()
+	before := w.memory.noEvents
+	w.memory.noEvents = true
+	w.mu.Unlock()
+	if !before {
+		w.report(gpu.EventChanged, "", "the driver reports no events: the GPUs are polled")
+	}
+}
+
+// isPolled reports whether the driver reports no XIDs of a GPU, as found when Watch tried to receive them.
+func (s *Source) isPolled(id gpu.UUID) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.memory.noEvents || s.memory.noXIDs[id]
+}
+
 // handleWait handles a result of an event set.
 func (w *watch) handleWait(got wait) error {
 	if got.ret == nvml.SUCCESS {
+		w.expireFacts()
 		w.strikes, w.lastEvent = 0, time.Now()
 		if event, ok := got.event(); ok {
 			w.pending = append(w.pending, event)
@@ -253,6 +288,10 @@ func (w *watch) handleWait(got wait) error {
 		return nil
 	}
 	got.set.stop() // it has ended by itself; this makes current skip it
+	if isUnsupported(got.ret) {
+		w.pollAll()
+		return nil
+	}
 
 	// NVML does not report which GPU made the wait fail: probe each.
 	if got.set.worked.Load() {
