@@ -52,7 +52,7 @@ func TestPendingRowRemapWaitsForAReset(t *testing.T) {
 		profile, what string
 		gpus          int
 	}{
-		{"l40s", "memory wait to be replaced", 8},
+		{"l40s", "memory wait to be replaced", 4},
 		{"dgx-2", "memory wait to be replaced", 16},
 	} {
 		t.Run(c.profile, func(t *testing.T) {

@@ -12,15 +12,15 @@ type askedXID struct {
 	at    time.Time
 }
 
-// askPatience is how long after an XID a recovery that the driver asks for counts as its consequence. The driver
-// sets its recovery action at about the same time, in no fixed order.
+// askPatience bounds how long after an XID a recovery that the driver asks for counts as its consequence. The
+// driver sets its recovery action at about the same time, in no fixed order.
 const askPatience = time.Minute
 
 // canAsk reports whether the driver can say what it wants of the GPU.
 func (g GPU) canAsk() bool { return g.Device.Recovery != "" }
 
-// ask records an XID of which the driver decides. Where the driver cannot say, the XID counts.
-func (g GPU) ask(fault gpu.Fault, needs evidence, now time.Time) GPU {
+// recordQuestion records an XID of which the driver decides. Where the driver cannot say, the XID counts.
+func (g GPU) recordQuestion(fault gpu.Fault, needs evidence, now time.Time) GPU {
 	if !g.canAsk() {
 		return g.addMark(wholeGPU, fault, needs, now)
 	}

@@ -122,7 +122,7 @@ func (s State) applyRule(r Rule, id gpu.UUID, at scope, fault gpu.Fault, now tim
 	case gpu.ActionIgnore:
 		return s
 	case gpu.ActionAsk:
-		return s.updateGPUs(id, now, func(g GPU) GPU { return g.ask(fault, evidenceFor(r.Recovery), now) })
+		return s.updateGPUs(id, now, func(g GPU) GPU { return g.recordQuestion(fault, evidenceFor(r.Recovery), now) })
 	}
 	return s.updateGPUs(id, now, func(g GPU) GPU { return g.addMark(at, fault, evidenceFor(r.Recovery), now) })
 }

@@ -76,6 +76,14 @@ var migLabels = []documentedLabel{
 
 const labelPrefix = "nvidia.com/"
 
+// sourceOf returns the file of the reference that sets a label; "" for a label of ours.
+func sourceOf(l documentedLabel) string {
+	if l.source == "" {
+		return ""
+	}
+	return golden.Code("internal/lm/" + l.source)
+}
+
 func TestThePageListsTheLabels(t *testing.T) {
 	s := gputest.Node("h100-sxm", 8)
 	for i := range s.Devices {
@@ -94,7 +102,7 @@ func TestThePageListsTheLabels(t *testing.T) {
 			value = strings.TrimPrefix(value+"; and `"+labelPrefix+l.older+"`, its old name", "; ")
 		}
 		example := golden.Code(examples[labelPrefix+l.name])
-		nodes = append(nodes, []string{golden.Code(labelPrefix + l.name), value, example, golden.Code("internal/lm/" + l.source)})
+		nodes = append(nodes, []string{golden.Code(labelPrefix + l.name), value, example, sourceOf(l.documentedLabel)})
 	}
 	examples = labelsOf(t, "flags: {migStrategy: mixed}", divided([]string{"1g.10gb", "1g.10gb"}))
 	for _, l := range migLabels {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/gpuready/gpuready/simulator/state"
@@ -22,6 +23,7 @@ confine the XID to a MIG instance.`,
 			c.gpuFlag()
 			number := c.Uint64("xid", 0, "the XID")
 			recovery := c.String("recovery", "", "what the driver then asks for: "+strings.Join(state.RecoveryNames(), ", ")+", or a number; empty: as usual for the XID")
+			times := c.Uint("times", 1, "how often: up to 100")
 			gi := c.Uint32("gi", state.None, "ID of the GPU instance")
 			ci := c.Uint32("ci", state.None, "ID of the compute instance in it")
 			for _, name := range []string{"gi", "ci"} {
@@ -31,15 +33,22 @@ confine the XID to a MIG instance.`,
 				if *number == 0 {
 					return usagef("--xid is missing")
 				}
+				if *times == 0 || *times > 100 { // the driver keeps 256 events
+					return usagef("--times: %d is not 1 to 100", *times)
+				}
 				return c.change(func(s *state.State, gpu int) ([]state.Event, error) {
 					before := s.Gpu[gpu].RecoveryAction
 					events, err := s.ReportXID(gpu, *number, *gi, *ci)
-					if err != nil || *recovery == "" {
-						return events, err
+					if err == nil && *recovery != "" {
+						var asked []state.Event
+						s.Gpu[gpu].RecoveryAction = before
+						asked, err = s.SetRecovery(gpu, *recovery)
+						events = append(events[:1], asked...)
 					}
-					s.Gpu[gpu].RecoveryAction = before
-					asked, err := s.SetRecovery(gpu, *recovery)
-					return append(events[:1], asked...), err
+					if err != nil {
+						return nil, err
+					}
+					return append(slices.Repeat(events[:1], int(*times-1)), events...), nil
 				})
 			}
 		},

@@ -96,6 +96,13 @@ func (n *node) stop() error {
 	return nil
 }
 
+// abort ends the plugin so that its log has the stacks of all goroutines.
+func (n *node) abort() {
+	if n.cmd.Process.Signal(syscall.SIGQUIT) == nil {
+		<-n.ended
+	}
+}
+
 // close ends everything else, and removes the files unless they are to be kept.
 func (n *node) close(keep bool) {
 	if n.cmd != nil && n.cmd.Process != nil {

@@ -79,6 +79,7 @@ func run(ctx context.Context, o options) (err error) {
 		if ctx.Err() != nil {
 			return errors.New("interrupted")
 		}
+		n.abort()
 		return fmt.Errorf("%w\nseed %d; again: %s\nkept: the plugin's log and all else in %s", err, o.seed, o.rerun(), n.dir)
 	}
 	s.progress(ctx)

@@ -16,8 +16,8 @@ const (
 	factsRetry = 30 * time.Second
 )
 
-// facts is what does not change about a GPU while nobody touches the machine. To read it takes up to 50
-// calls, each of which may delay the programs on the GPU, so it is not read with each snapshot.
+// facts holds what does not change about a GPU while nobody touches the machine. To read them takes up to 50
+// calls, each of which may delay the programs on the GPU, so they are not read with each snapshot.
 type facts struct {
 	until time.Time // when they are to be read again
 
@@ -38,7 +38,7 @@ type facts struct {
 	unsupported map[string]bool       // the calls that the GPU does not support
 }
 
-// migFacts is what does not change about a MIG device.
+// migFacts holds what does not change about a MIG device.
 type migFacts struct {
 	// The attributes and the GPU instance are read each time: where they differ, it is another MIG device.
 	attributes      nvml.DeviceAttributes

@@ -25,6 +25,7 @@ type fake struct {
 	waitFailures      int         // number of waits that fail from now on; -1 for ever
 	setError          nvml.Return // result of creating an event set
 	inits, shutdowns  int
+	hangInit          chan struct{} // Shutdown and Init wait for it to close, if not nil
 	topologyCallCount int
 	beforeHandle      func() // called before each DeviceGetHandleByIndex, if not nil
 }
@@ -158,13 +159,25 @@ func (f *fake) present() []*fakeGPU {
 }
 
 func (f *fake) Init() nvml.Return {
+	f.waitInit()
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.inits++
 	return f.driver
 }
 
+// waitInit waits while shutting down and initialising hang.
+func (f *fake) waitInit() {
+	f.mu.Lock()
+	hang := f.hangInit
+	f.mu.Unlock()
+	if hang != nil {
+		<-hang
+	}
+}
+
 func (f *fake) Shutdown() nvml.Return {
+	f.waitInit()
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.shutdowns++

@@ -111,7 +111,7 @@ func (s *Source) ancestor(ctx context.Context, a, b gpu.Device) gpu.LinkKind {
 	broken := func(d gpu.Device) bool {
 		return d.Fault.Reason == gpu.ReasonLost || d.Fault.Reason == gpu.ReasonUnreadable
 	}
-	if known || broken(a) || broken(b) || s.isReleased(a.UUID) || s.isReleased(b.UUID) || !s.has["nvmlDeviceGetTopologyCommonAncestor"] {
+	if known || s.isCycling() || broken(a) || broken(b) || s.isReleased(a.UUID) || s.isReleased(b.UUID) || !s.has["nvmlDeviceGetTopologyCommonAncestor"] {
 		return kind
 	}
 	level, err := call(ctx, s.calls, "the links between GPUs", func() (nvml.GpuTopologyLevel, error) {

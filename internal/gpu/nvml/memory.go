@@ -18,6 +18,8 @@ type memory struct {
 	facts      map[gpu.UUID]facts
 	noXIDs     map[gpu.UUID]bool // the GPUs that could not be registered for events, because the driver supports none
 	noEvents   bool              // the driver supports no events at all
+	driver     gpu.Driver        // as last read
+	last       []reading         // as last read, with the faults
 	snapshot   []gpu.Device      // of the last Snapshot; nil if there was none since a probe
 	snapshotAt time.Time
 	ancestors  map[[2]gpu.PCIAddress]gpu.LinkKind
@@ -117,6 +119,27 @@ func (s *Source) findUUIDs(all []reading, errs []error) {
 		all[i].Index, all[i].UUID = index, ""
 		assign(i, listed[i].UUID)
 	}
+}
+
+// keepReading remembers a reading of all GPUs.
+func (s *Source) keepReading(driver gpu.Driver, all []reading) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.memory.driver, s.memory.last = driver, nil
+	for _, r := range all {
+		s.memory.last = append(s.memory.last, clone(r))
+	}
+}
+
+// lastReading returns the last reading of all GPUs.
+func (s *Source) lastReading() (gpu.Driver, []reading) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var all []reading
+	for _, r := range s.memory.last {
+		all = append(all, clone(r))
+	}
+	return s.memory.driver, all
 }
 
 // keepSnapshot remembers the devices of a Snapshot, so that Watch can report when they

@@ -12,13 +12,13 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu/gputest"
 )
 
-// codes are those with which each call is refused, one after the other.
+// codes lists the codes with which each call is refused.
 var codes = []nvml.Return{
 	nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_FUNCTION_NOT_FOUND, nvml.ERROR_NO_PERMISSION, nvml.ERROR_UNKNOWN, nvml.ERROR_NOT_FOUND,
 	nvml.ERROR_IN_USE, nvml.ERROR_TIMEOUT, nvml.ERROR_INVALID_ARGUMENT, nvml.ERROR_GPU_IS_LOST,
 }
 
-// offer is what becomes of the GPU of a refused call.
+// offer describes what becomes of the GPU of a refused call.
 type offer string
 
 const (

@@ -38,7 +38,8 @@ type reading struct {
 }
 
 // read reads the driver and all GPUs, in the order of their indexes. A GPU that cannot
-// be read has a Fault and the data of its last successful read.
+// be read has a Fault and the data of its last successful read. While NVML is initialised again, all
+// are as they were last read.
 func (s *Source) read(ctx context.Context) (gpu.Driver, []reading, error) {
 	if err := ctx.Err(); err != nil {
 		return gpu.Driver{}, nil, err
@@ -46,31 +47,54 @@ func (s *Source) read(ctx context.Context) (gpu.Driver, []reading, error) {
 	if err := s.checkOpen(); err != nil {
 		return gpu.Driver{}, nil, err
 	}
-	n, err := s.readNode(ctx)
+	var n node
+	var all []reading
+	var errs []error
+	var err error
+	for range maxRereads {
+		before := s.cycles.Load()
+		if !s.isCycling() {
+			n, all, errs, err = s.readAll(ctx)
+		}
+		if ctx.Err() != nil {
+			return gpu.Driver{}, nil, ctx.Err()
+		}
+		if s.isCycling() { // and calls may have waited for its end
+			driver, all := s.lastReading()
+			return driver, all, nil
+		}
+		if s.cycles.Load() == before {
+			break
+		}
+	}
 	if err != nil {
 		return gpu.Driver{}, nil, fmt.Errorf("reading the driver: %w", err)
+	}
+	if err := s.settle(all, errs); err != nil {
+		return gpu.Driver{}, nil, fmt.Errorf("reading the GPUs: %w", err)
+	}
+	judgeFabric(all)
+	s.keepReading(n.Driver, all)
+	return n.Driver, all, nil
+}
+
+// readAll reads the driver and all GPUs, with an error for each that cannot be read.
+func (s *Source) readAll(ctx context.Context) (node, []reading, []error, error) {
+	n, err := s.readNode(ctx)
+	if err != nil {
+		return n, nil, nil, err
 	}
 	all, errs := s.readDevices(ctx, n.count)
 	// When a GPU leaves the bus or returns, the indexes of its neighbours shift: some would be
 	// read twice and others not at all.
 	for range maxRereads {
 		before := n.count
-		if n.count, err = s.readCount(ctx); err != nil {
-			return gpu.Driver{}, nil, fmt.Errorf("reading the driver: %w", err)
-		}
-		if n.count == before {
+		if n.count, err = s.readCount(ctx); err != nil || n.count == before {
 			break
 		}
 		all, errs = s.readDevices(ctx, n.count)
 	}
-	if err := ctx.Err(); err != nil {
-		return gpu.Driver{}, nil, err
-	}
-	if err := s.settle(all, errs); err != nil {
-		return gpu.Driver{}, nil, fmt.Errorf("reading the GPUs: %w", err)
-	}
-	judgeFabric(all)
-	return n.Driver, all, nil
+	return n, all, errs, err
 }
 
 // maxRereads bounds how often the GPUs are read again because their number has changed meanwhile.

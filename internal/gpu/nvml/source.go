@@ -52,6 +52,9 @@ type Options struct {
 	// ReadOutside reads GPUs that this process has released; nil: see Release.
 	ReadOutside OutsideReader
 
+	// Process is shared by the Sources that a process opens one after the other. nil: there is only one.
+	Process *Process
+
 	// OnFailure is called for each call of NVML that failed or did not return, with its
 	// code in nvml.h without "NVML_ERROR_" (GPU_IS_LOST), or HUNG. Normal results
 	// (not supported, no event yet) are not failures. It is called from several
@@ -79,6 +82,7 @@ type Source struct {
 
 	*calls
 	watching atomic.Bool
+	cycles   atomic.Int64  // beginnings and ends of initialising NVML again
 	brief    atomic.Bool   // use short slices
 	hurry    chan struct{} // capacity 1: there is a GPU to release
 
@@ -88,6 +92,9 @@ type Source struct {
 }
 
 var _ gpu.Source = (*Source)(nil)
+
+// isCycling reports whether NVML is being shut down and initialised.
+func (s *Source) isCycling() bool { return s.cycles.Load()%2 == 1 }
 
 // required lists the functions that every Source needs; every driver since R450 has
 // them.
@@ -185,7 +192,7 @@ func newSource(lib nvml.Interface, o Options) *Source {
 	if limit <= 0 {
 		limit = 20 * time.Second
 	}
-	s.calls = newCalls(limit, o.OnFailure)
+	s.calls = newCalls(o.Process, limit, o.OnFailure)
 	return s
 }
 
@@ -222,7 +229,16 @@ func (s *Source) Close() error {
 	if closed {
 		return nil
 	}
-	err := s.alone(context.Background(), s.limit, func() error { return check("nvmlShutdown", s.lib.Shutdown()) })
+	results, err := s.startAlone(context.Background(), s.limit, func() error { return check("nvmlShutdown", s.lib.Shutdown()) })
+	if err == nil {
+		patience := time.NewTimer(s.limit)
+		defer patience.Stop()
+		select {
+		case err = <-results:
+		case <-patience.C:
+			err = &hungError{"its shutdown", s.limit}
+		}
+	}
 	return errors.Join(err, s.places.Close())
 }
 

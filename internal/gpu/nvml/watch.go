@@ -72,6 +72,10 @@ type watch struct {
 	lastEvent time.Time
 	backoff   backoff
 
+	cycled     <-chan error // its result, while NVML is initialised again; else nil
+	cycleBegan time.Time    // zero: it has been reported that this takes long
+	released   []gpu.UUID   // by the last cycle; not to be used while it runs
+
 	outsideReader   sync.WaitGroup // the goroutine that reads a GPU from outside
 	readingOutside  bool           // it is running
 	outsideReadings chan outsideReading
@@ -132,10 +136,16 @@ func (w *watch) run() error {
 		case <-w.hurry:
 		case got := <-w.waits:
 			err = w.handleWait(got)
+		case failed := <-w.cycled:
+			err = w.endCycle(failed)
 		case got := <-w.outsideReadings:
 			err = w.handleOutside(got)
 			w.readNextOutside() // at once: a node may have lost all its GPUs together
 		case <-tick.C:
+			if w.cycled != nil {
+				w.reportSlowCycle()
+				continue
+			}
 			if err = w.probeAll(); err == nil && w.shouldCycle() {
 				err = w.cycle()
 			}
