@@ -202,7 +202,8 @@ func runDaemon(ctx context.Context, args []string, stdout, stderr io.Writer) err
 
 	registry := metricsserver.NewRegistry()
 	status := kube.NewNodeStatus()
-	node.Status = status.Last
+	node.Status, node.KeptProof = status.Last, o.keptProof(node)
+	node.OwnPod = c.namespace + "/" + workload.PodName(workload.DevicePlugin, c.node)
 	config := daemon.Config{Node: node, NodeChanged: status.Updates(), OutputDir: node.Root.Path(o.outputDir), Log: log, Metrics: daemon.NewMetrics(registry),
 		Unserved: unserved, Note: w.note()}
 	parts, err := c.parts(node, status, log, registry)
@@ -363,6 +364,7 @@ func (c *cluster) workload(client *kube.Client, node check.Node) workload.Config
 			kubelet, err := step.ReadKubelet(ctx, node.Root.Path(node.PodResources))
 			return kubelet.Held(pod), err
 		},
+		InUse:       func(ctx context.Context, driver check.Driver) string { return step.DescribeUse(ctx, node, driver) },
 		NodeRuntime: func() workload.NodeRuntime { return nodeRuntime(node) },
 	}
 }

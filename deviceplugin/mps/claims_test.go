@@ -58,6 +58,24 @@ func TestUnsharedGPUGetsItsModeBack(t *testing.T) {
 	require.Equal(t, gpu.ComputeDefault, m.mode[ids[2]])
 }
 
+func TestAnAdministratorsModeIsKept(t *testing.T) {
+	admins, claimed, plain := gputest.GPU(0), gputest.GPU(1), gputest.GPU(2)
+	m := &modes{mode: map[gpu.UUID]gpu.ComputeMode{admins: gpu.ComputeExclusive, claimed: gpu.ComputeExclusive}}
+	spec := Spec{GPUs: []GPU{{UUID: admins}, {UUID: claimed}, {UUID: plain}}}
+	c := &control{spec: spec, modes: m, refused: map[gpu.UUID]string{}, log: slog.New(slog.DiscardHandler)}
+	c.claims = newClaims(func() {}, []gpu.UUID{claimed}) // by an earlier process, which was killed
+	require.Len(t, c.claimGPUs(t.Context()), 3, "MPS works on each")
+	c.claimGPUs(t.Context()) // as each check does
+	require.ElementsMatch(t, []gpu.UUID{claimed, plain}, c.claims.list())
+	c.restoreModes()
+	require.Equal(t, map[gpu.UUID]gpu.ComputeMode{admins: gpu.ComputeExclusive, claimed: gpu.ComputeDefault, plain: gpu.ComputeDefault}, m.mode)
+	require.Empty(t, c.claims.list())
+
+	d := &daemon{cfg: Config{Log: slog.New(slog.DiscardHandler)}, claims: c.claims}
+	require.True(t, d.restoreUnshared(t.Context(), m, gputest.Node("t4", 3), nil))
+	require.Equal(t, gpu.ComputeExclusive, m.mode[admins])
+}
+
 func TestClaimIsWrittenBeforeTheModeIsSet(t *testing.T) {
 	id := gputest.GPU(0)
 	m := &modes{mode: map[gpu.UUID]gpu.ComputeMode{}}

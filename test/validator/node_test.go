@@ -26,6 +26,7 @@ const (
 	driverRoot    = "/run/nvidia/driver"
 	moduleVersion = driverRoot + "/proc/driver/nvidia/version"
 	kubeletSocket = "/var/lib/kubelet/device-plugins/kubelet.sock"
+	keptProof     = "/run/nvidia/validations/cuda-proof.json"
 )
 
 // The DaemonSets and the labels that keep them off a node.

@@ -99,6 +99,15 @@ func (f Facts) summarize() Condition {
 	if f.Note != "" {
 		message += "; " + f.Note
 	}
+	for _, o := range f.Outcomes {
+		if o.Away != check.Present {
+			reason = ReasonDegraded
+			message += fmt.Sprintf("; %s: %s", o.Layer, strings.Join(o.Notes, "; "))
+		}
+		if len(o.Unproven) > 0 {
+			message += fmt.Sprintf("; %s: %s", o.Layer, strings.Join(o.Notes, "; "))
+		}
+	}
 	if len(bad) > 0 {
 		reason = ReasonDegraded
 		message += "; " + describeDevices(bad)

@@ -20,6 +20,7 @@ import (
 const (
 	reasonPluginSilent        gpu.Reason = "DevicePluginSilent"
 	reasonPluginStopped       gpu.Reason = "DevicePluginStopped" // the device plugin's own
+	reasonPluginStarting      gpu.Reason = "Starting"            // the device plugin's own
 	reasonPluginRefused       gpu.Reason = "ConfigRefused"       // the device plugin's own
 	reasonPluginStateInvalid  gpu.Reason = "DevicePluginStateInvalid"
 	reasonPluginNotRegistered gpu.Reason = "DevicePluginNotRegistered"
@@ -90,6 +91,7 @@ func checkPlugin(ctx context.Context, node check.Node, driver check.Driver, ask 
 func compareAccounts(ctx context.Context, node check.Node, driver check.Driver, ask readAccount) (o check.Outcome, free string) {
 	state, err := node.State(nodestate.DevicePlugin)
 	if failed := pluginNotRegistered(state, err); failed != nil {
+		failed.Away = absence(state, err)
 		return *failed, ""
 	}
 	a, err := waitForAgreement(ctx, node, driver, *state.DevicePlugin, ask)
@@ -99,12 +101,16 @@ func compareAccounts(ctx context.Context, node check.Node, driver check.Driver, 
 	}
 	defer func() { o.Holders, o.HoldersTime = a.kubelet.holders(a.plugin), a.time }()
 	if len(a.differences) > 0 && a.others == 0 {
-		return check.Fail(ReasonAllocatableShort, fmt.Sprintf("%s fewer can be allocated than the driver sees: %s", countOf(a.short, "device"), strings.Join(a.differences, "; ")),
-			"see the log of gpu-device-plugin, and of the kubelet, which takes a few seconds after a change"), ""
+		o = check.Fail(ReasonAllocatableShort, fmt.Sprintf("%s fewer can be allocated than the driver sees: %s", countOf(a.short, "device"), strings.Join(a.differences, "; ")),
+			"see the log of gpu-device-plugin, and of the kubelet, which takes a few seconds after a change")
+		o.Away = check.Waiting
+		return o, ""
 	}
 	if len(a.differences) > 0 {
-		return check.Fail(ReasonAllocatableDiffers, strings.Join(a.differences, "; "),
-			"see the log of gpu-device-plugin; the kubelet takes a few seconds after a change"), ""
+		o = check.Fail(ReasonAllocatableDiffers, strings.Join(a.differences, "; "),
+			"see the log of gpu-device-plugin; the kubelet takes a few seconds after a change")
+		o.Away = check.Waiting
+		return o, ""
 	}
 	resources, total := map[string]int{}, 0
 	for _, r := range a.plugin.Resources {
@@ -238,6 +244,20 @@ func pluginNotRegistered(s nodestate.State, err error) *check.Outcome {
 			pluginAction(s, "see the log of gpu-device-plugin and that the kubelet runs"))
 	}
 	return nil
+}
+
+// absence returns how far a device plugin that is not registered is from serving, if it may be being
+// replaced.
+func absence(s nodestate.State, err error) check.Absence {
+	switch {
+	case err != nil:
+		return check.Present
+	case s.Reason == reasonPluginStopped || s.Reason == reasonPluginStarting:
+		return check.Stopped
+	case s.Phase == nodestate.Waiting:
+		return check.Waiting
+	}
+	return check.Present
 }
 
 // pluginAction returns the action for the reason of a device plugin that does not serve: correctAction

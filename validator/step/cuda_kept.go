@@ -1,0 +1,137 @@
+package step
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"time"
+
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/injection"
+	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/internal/nodestate/record"
+	"github.com/gpuready/gpuready/validator/check"
+)
+
+// KeptProofName is the name of the file beside cuda-ready that keeps the proof of layer cuda over
+// restarts of the validator.
+const KeptProofName = "cuda-proof.json"
+
+const (
+	keptVersion  = 1
+	maxKeptBytes = 64 << 10 // 16 GPUs with 7 MIG devices each take 20 kB
+	maxKeptUnits = 256
+)
+
+// keptProof lists the GPUs and MIG devices on which vectorAdd passed, and on what that depends. It
+// holds for one boot.
+type keptProof struct {
+	Version int    `json:"version"`
+	BootID  string `json:"bootID"`
+	// Driver is check.Driver.Files: the driver, and size and time of its libraries.
+	Driver string `json:"driver"`
+	// Toolkit is the generation of what the toolkit injects, without MIG instances; "": not known.
+	Toolkit string                `json:"toolkit,omitempty"`
+	Units   map[gpu.UUID]keptUnit `json:"units"`
+}
+
+// keptUnit is a GPU or MIG device on which vectorAdd passed.
+type keptUnit struct {
+	Place   string    `json:"place"` // see placeOf
+	Time    time.Time `json:"time"`
+	Seconds float64   `json:"seconds"`
+}
+
+// placeOf identifies the hardware behind a UUID: a MIG device that is created again in another size has
+// the UUID of the earlier one.
+func placeOf(u check.Unit) string {
+	for _, m := range u.GPU.MIG {
+		if m.UUID == u.UUID {
+			return fmt.Sprintf("%s %s %d/%d", u.GPU.PCI, m.Profile, m.GPUInstance, m.ComputeInstance)
+		}
+	}
+	return string(u.GPU.PCI)
+}
+
+// newKeptProof returns a proof of nothing for a node and its driver.
+func newKeptProof(node check.Node, driver check.Driver) keptProof {
+	return keptProof{Version: keptVersion, BootID: node.BootID, Driver: driver.Files(), Toolkit: toolkitGeneration(node), Units: map[gpu.UUID]keptUnit{}}
+}
+
+// toolkitGeneration returns the generation of what this process got from the toolkit or, outside of
+// injected containers, of what the toolkit injects now; "": not known.
+func toolkitGeneration(node check.Node) string {
+	if node.Injection != "" && node.Injection != injection.Expected {
+		return injection.BaseOf(node.Injection)
+	}
+	state, err := node.State(nodestate.Toolkit)
+	if err != nil || state.Toolkit == nil || state.Toolkit.Injection == nil {
+		return ""
+	}
+	return injection.BaseOf(state.Toolkit.Injection.Generation)
+}
+
+// readKept reads the proof that an earlier process of this boot left. A file that is damaged, of another
+// version or written by another program proves nothing.
+func readKept(path string) (keptProof, error) {
+	data, err := record.Read(path, maxKeptBytes)
+	if err != nil {
+		return keptProof{}, err
+	}
+	var k keptProof
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&k); err != nil {
+		return keptProof{}, err
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return keptProof{}, errors.New("there is more behind the proof")
+	}
+	if k.Version != keptVersion {
+		return keptProof{}, fmt.Errorf("version %d is not %d", k.Version, keptVersion)
+	}
+	if len(k.Units) > maxKeptUnits {
+		return keptProof{}, fmt.Errorf("%d GPUs are too many", len(k.Units))
+	}
+	for id, u := range k.Units {
+		if u.Time.IsZero() || u.Seconds < 0 {
+			return keptProof{}, fmt.Errorf("%s has no time", id)
+		}
+	}
+	return k, nil
+}
+
+// within returns what of k still holds for the units of a driver: those with the same hardware, driver and
+// injection in the same boot.
+func (k keptProof) within(now keptProof, units []check.Unit) keptProof {
+	if k.BootID != now.BootID || k.Driver != now.Driver || k.Toolkit != "" && now.Toolkit != "" && k.Toolkit != now.Toolkit {
+		return now
+	}
+	if now.Toolkit == "" {
+		now.Toolkit = k.Toolkit
+	}
+	for _, u := range units {
+		if old, ok := k.Units[u.UUID]; ok && old.Place == placeOf(u) {
+			now.Units[u.UUID] = old
+		}
+	}
+	return now
+}
+
+// equal reports whether two proofs are the same.
+func (k keptProof) equal(other keptProof) bool {
+	return k.Version == other.Version && k.BootID == other.BootID && k.Driver == other.Driver && k.Toolkit == other.Toolkit &&
+		maps.EqualFunc(k.Units, other.Units, func(a, b keptUnit) bool { return a.Place == b.Place && a.Seconds == b.Seconds && a.Time.Equal(b.Time) })
+}
+
+// write replaces the file.
+func (k keptProof) write(path string) error {
+	data, err := json.Marshal(k)
+	if err != nil {
+		return err
+	}
+	return record.Write(path, append(data, '\n'))
+}
