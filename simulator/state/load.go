@@ -15,7 +15,7 @@ type Load struct {
 	MemoryMiB   *uint64        // in use, or AllMemory; in MIG mode, shared out by the size of the instances
 }
 
-// AllMemory, as Load.MemoryMiB, is all that is free when idle.
+// AllMemory is a Load.MemoryMiB: all that is free when idle.
 const AllMemory = math.MaxUint64
 
 const (

@@ -189,6 +189,11 @@ func TestNothingIsComputedOnGPUsOfOthers(t *testing.T) {
 	require.Zero(t, o.Proof.GPUs)
 	require.Contains(t, o.Proof.Summary, "vectorAdd on 0 of 8 GPUs")
 	require.Contains(t, DescribeUse(t.Context(), n, d), "held by pod default/whole")
+
+	n.OwnPod = "default/whole" // our own, which proves layer plugin
+	o = checkCUDA(t.Context(), n, d)
+	require.Equal(t, 1, o.Proof.GPUs)
+	require.NotContains(t, o.Proof.Unproven, d.GPUs[0].UUID)
 }
 
 // A device plugin may give devices other names than their UUIDs: its state has both.

@@ -3,6 +3,7 @@ package nvml
 import (
 	"cmp"
 	"context"
+	"maps"
 	"math"
 	"runtime"
 	"slices"
@@ -34,9 +35,7 @@ func (s *Source) ReadUsage(ctx context.Context, devices []gpu.Device) map[gpu.UU
 			found, _ := call(ctx, s.calls, "the processes of "+subject(d.Index), func() (map[gpu.UUID]gpu.Usage, error) { return s.readUsage(d) })
 			mu.Lock()
 			defer mu.Unlock()
-			for id, u := range found {
-				all[id] = u
-			}
+			maps.Copy(all, found)
 		})
 	}
 	group.Wait()
@@ -53,7 +52,8 @@ func (s *Source) readUsage(d gpu.Device) (map[gpu.UUID]gpu.Usage, error) {
 	if err := check("nvmlDeviceGetUUID", ret); err != nil || gpu.UUID(id) != d.UUID {
 		return nil, err
 	}
-	whole := s.readDeviceUsage(device)
+	listed := s.listProcesses(device)
+	whole := readDeviceUsage(device, listed)
 	if s.has["nvmlDeviceGetComputeMode"] {
 		if mode, ret := device.GetComputeMode(); ret == nvml.SUCCESS {
 			whole.Mode = gpu.ComputeMode(mode)
@@ -65,44 +65,71 @@ func (s *Source) readUsage(d gpu.Device) (map[gpu.UUID]gpu.Usage, error) {
 		if ret != nvml.SUCCESS {
 			continue // removed since
 		}
-		if id, ret := handle.GetUUID(); ret == nvml.SUCCESS && gpu.UUID(id) == m.UUID {
-			all[m.UUID] = s.readDeviceUsage(handle)
+		if id, ret := handle.GetUUID(); ret != nvml.SUCCESS || gpu.UUID(id) != m.UUID {
+			continue
 		}
+		own := s.listProcesses(handle)
+		if len(own) == 0 { // some drivers list them at the GPU only
+			own = slices.DeleteFunc(slices.Clone(listed), func(p process) bool {
+				return p.GpuInstanceId != uint32(m.GPUInstance) || p.ComputeInstanceId != uint32(m.ComputeInstance)
+			})
+		}
+		all[m.UUID] = readDeviceUsage(handle, own)
 	}
 	return all, nil
 }
 
-const graphicsProcesses = "nvmlDeviceGetGraphicsRunningProcesses"
+// process is a process as NVML lists it.
+type process struct {
+	nvml.ProcessInfo
+	graphics bool
+}
 
-// readDeviceUsage reads the processes and the memory of a GPU or MIG device. What the driver does not
-// report is absent.
-func (s *Source) readDeviceUsage(device nvml.Device) gpu.Usage {
-	var u gpu.Usage
-	for _, list := range []struct {
-		symbol string // the first version, which every library with a later one has
-		read   func() ([]nvml.ProcessInfo, nvml.Return)
-	}{
-		{"nvmlDeviceGetComputeRunningProcesses", device.GetComputeRunningProcesses},
-		{"nvmlDeviceGetMPSComputeRunningProcesses", device.GetMPSComputeRunningProcesses},
-		{graphicsProcesses, device.GetGraphicsRunningProcesses}, // last: what also computes is known by then
-	} {
-		if !s.has[list.symbol] {
+// processLists are the functions that list processes, in all their versions. go-nvml calls the newest one
+// that the library has.
+var processLists = []struct {
+	versions []string
+	read     func(nvml.Device) ([]nvml.ProcessInfo, nvml.Return)
+	graphics bool
+}{
+	{versionsOf("nvmlDeviceGetComputeRunningProcesses"), nvml.Device.GetComputeRunningProcesses, false},
+	{versionsOf("nvmlDeviceGetMPSComputeRunningProcesses"), nvml.Device.GetMPSComputeRunningProcesses, false},
+	{versionsOf("nvmlDeviceGetGraphicsRunningProcesses"), nvml.Device.GetGraphicsRunningProcesses, true}, // last: what also computes is known by then
+}
+
+func versionsOf(symbol string) []string { return []string{symbol, symbol + "_v2", symbol + "_v3"} }
+
+// listProcesses lists the processes of a GPU or MIG device. Where the driver lists none, there are none.
+func (s *Source) listProcesses(device nvml.Device) (all []process) {
+	for _, l := range processLists {
+		if !slices.ContainsFunc(l.versions, func(symbol string) bool { return s.has[symbol] }) {
 			continue
 		}
-		found, ret := list.read()
+		found, ret := l.read(device)
 		if ret != nvml.SUCCESS {
 			continue
 		}
 		for _, p := range found {
-			if slices.ContainsFunc(u.Processes, func(known gpu.Process) bool { return known.PID == p.Pid }) {
-				continue
+			if !slices.ContainsFunc(all, func(known process) bool {
+				return known.Pid == p.Pid && known.GpuInstanceId == p.GpuInstanceId && known.ComputeInstanceId == p.ComputeInstanceId
+			}) {
+				all = append(all, process{p, l.graphics})
 			}
-			one := gpu.Process{PID: p.Pid, Memory: p.UsedGpuMemory, Graphics: list.symbol == graphicsProcesses}
-			if one.Memory == math.MaxUint64 { // NVML_VALUE_NOT_AVAILABLE
-				one.Memory = 0
-			}
-			u.Processes = append(u.Processes, one)
 		}
+	}
+	return all
+}
+
+// readDeviceUsage returns the usage of a GPU or MIG device with these processes. Memory that the driver does
+// not report is absent.
+func readDeviceUsage(device nvml.Device, processes []process) gpu.Usage {
+	var u gpu.Usage
+	for _, p := range processes {
+		one := gpu.Process{PID: p.Pid, Memory: p.UsedGpuMemory, Graphics: p.graphics}
+		if one.Memory == math.MaxUint64 { // NVML_VALUE_NOT_AVAILABLE
+			one.Memory = 0
+		}
+		u.Processes = append(u.Processes, one)
 	}
 	slices.SortFunc(u.Processes, func(a, b gpu.Process) int { return cmp.Compare(a.PID, b.PID) })
 	if memory, ret := device.GetMemoryInfo(); ret == nvml.SUCCESS {

@@ -1,12 +1,15 @@
 package nvml
 
 import (
+	"math"
 	"strconv"
 	"testing"
 
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/gpu/gputest"
 	"github.com/gpuready/gpuready/test/lab/built"
 )
 
@@ -39,6 +42,8 @@ func TestUsersOfAGPUAreRead(t *testing.T) {
 	require.Empty(t, usage[snap.Devices[2].UUID].Processes)
 	require.Less(t, usage[snap.Devices[2].UUID].MemoryFree, uint64(1<<20))
 
+	require.NotEmpty(t, usage[snap.Devices[1].UUID].Processes, "the GPU lists those of its MIG devices")
+
 	lost := snap.Devices[2]
 	lost.Fault = gpu.Fault{Reason: gpu.ReasonLost}
 	other := snap.Devices[0]
@@ -48,19 +53,42 @@ func TestUsersOfAGPUAreRead(t *testing.T) {
 	require.Empty(t, s.ReadUsage(t.Context(), snap.Devices))
 }
 
-// A library that lacks the functions, or a GPU that refuses them, shows nobody.
-func TestUsersThatAreNotReportedAreAbsent(t *testing.T) {
-	if !alone(t) {
-		return
+// usedGPU is a fakeGPU with processes.
+type usedGPU struct {
+	*fakeGPU
+	compute, mps, graphics []nvml.ProcessInfo
+	answer                 nvml.Return
+}
+
+func (g *usedGPU) GetComputeRunningProcesses() ([]nvml.ProcessInfo, nvml.Return) {
+	return g.compute, g.answer
+}
+func (g *usedGPU) GetMPSComputeRunningProcesses() ([]nvml.ProcessInfo, nvml.Return) {
+	return g.mps, g.answer
+}
+func (g *usedGPU) GetGraphicsRunningProcesses() ([]nvml.ProcessInfo, nvml.Return) {
+	return g.graphics, g.answer
+}
+
+func TestProcessesAreListedOnce(t *testing.T) {
+	f, s := newFake(t, gputest.Node("t4", 1), Options{})
+	g := &usedGPU{fakeGPU: f.gpus[0],
+		compute:  []nvml.ProcessInfo{{Pid: 9, UsedGpuMemory: math.MaxUint64}, {Pid: 4, UsedGpuMemory: 5}},
+		mps:      []nvml.ProcessInfo{{Pid: 7}},
+		graphics: []nvml.ProcessInfo{{Pid: 4}, {Pid: 2}},
 	}
-	s, root := simulated(t, "t4", "--gpus", "1")
-	built.Gpusim(t, "process", "--root", root, "--gpu", "0", "--pid", "31")
-	snap, err := s.Snapshot(t.Context())
-	require.NoError(t, err)
-	for _, symbol := range []string{"nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses", graphicsProcesses, "nvmlDeviceGetComputeMode"} {
-		s.has[symbol] = false
+	require.Equal(t, []gpu.Process{{PID: 2, Graphics: true}, {PID: 4, Memory: 5}, {PID: 7}, {PID: 9}}, readDeviceUsage(g, s.listProcesses(g)).Processes)
+	// A library may have the newest version only, or none.
+	for _, l := range processLists {
+		s.has[l.versions[0]], s.has[l.versions[1]] = false, false
 	}
-	require.Empty(t, s.ReadUsage(t.Context(), snap.Devices)[snap.Devices[0].UUID].Processes)
-	built.Gpusim(t, "lose", "--root", root, "--gpu", "0")
-	require.Empty(t, s.ReadUsage(t.Context(), snap.Devices))
+	require.Len(t, s.listProcesses(g), 4)
+	for _, l := range processLists {
+		s.has[l.versions[2]] = false
+	}
+	require.Empty(t, s.listProcesses(g))
+	_, s = newFake(t, gputest.Node("t4", 1), Options{})
+	for _, g.answer = range []nvml.Return{nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_NO_PERMISSION, nvml.ERROR_UNKNOWN, nvml.ERROR_GPU_IS_LOST} {
+		require.Empty(t, s.listProcesses(g), "%v", g.answer)
+	}
 }
