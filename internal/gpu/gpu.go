@@ -49,6 +49,9 @@ type Device struct {
 	FabricState  FabricState        // progress of joining the fabric
 	NVLink       NVLinkGroup        // zero: no NVLink leads to another GPU, or nobody has grouped the snapshot
 	Fault        Fault              // the fault found while reading; zero: none
+	// AddressingMode says how the GPU reaches memory of the CPU, as go-nvlib spells it: "HMM", "ATS", "None".
+	// "": the platform has no such mode, or it is not known.
+	AddressingMode string
 }
 
 // Compute is a CUDA compute capability, 9.0 for Hopper.

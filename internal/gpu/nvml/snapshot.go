@@ -216,7 +216,7 @@ func (s *Source) readDevice(index int) (reading, error) {
 	return r, nil
 }
 
-// readModel reads brand and architecture. A driver newer than go-nvlib may report others than
+// readModel reads brand, architecture and addressing mode. A driver newer than go-nvlib may report others than
 // go-nvlib can name; they are then not known, which is no fault of the GPU.
 func (s *Source) readModel(handle nvml.Device, d *gpu.Device) {
 	if !s.hasAll("nvmlDeviceGetBrand", "nvmlDeviceGetArchitecture") {
@@ -225,6 +225,9 @@ func (s *Source) readModel(handle nvml.Device, d *gpu.Device) {
 	if named, err := device.New(s.lib, device.WithVerifySymbols(false)).NewDevice(handle); err == nil {
 		d.Brand, _ = named.GetBrandAsString()
 		d.Architecture, _ = named.GetArchitectureAsString()
+		if s.has["nvmlDeviceGetAddressingMode"] {
+			d.AddressingMode, _ = named.GetAddressingModeAsString()
+		}
 	}
 }
 
