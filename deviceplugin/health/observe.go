@@ -20,8 +20,8 @@ func (s State) ApplySnapshot(snap gpu.Snapshot, now time.Time) State {
 	}
 	seen, parts := map[gpu.UUID]bool{}, map[gpu.UUID]bool{}
 	unnamed := listUnnamed(snap)
-	for _, d := range snap.Devices {
-		if d.UUID == "" {
+	for i, d := range snap.Devices {
+		if d.UUID == "" || hasDecisiveTwin(snap.Devices, i) {
 			continue
 		}
 		d = s.policy.judgeRemap(d)
@@ -30,8 +30,12 @@ func (s State) ApplySnapshot(snap gpu.Snapshot, now time.Time) State {
 			parts[m.UUID] = true
 		}
 		g := s.gpuOrNew(d.UUID, now)
-		if d.Fault.Reason != "" && len(d.MIG) == 0 {
-			d.MIGEnabled, d.MIG = g.Device.MIGEnabled, g.Device.MIG // it cannot list them; they share its fault
+		switch {
+		case d.Fault.Reason == "":
+			before := g.Device
+			g = g.endInstances(func(instance int) bool { return !isSameInstance(before, d, instance) })
+		case len(d.MIG) == 0: // it cannot list them; they share its fault
+			d.MIGEnabled, d.MIG, d.Profiles, d.Instances = g.Device.MIGEnabled, g.Device.MIG, g.Device.Profiles, g.Device.Instances
 		}
 		g.Device, g.Present = d, true
 		if g.watchedSince.IsZero() && s.unwatchable.Reason == "" && g.unwatched.Reason == "" {
@@ -53,6 +57,36 @@ func (s State) ApplySnapshot(snap gpu.Snapshot, now time.Time) State {
 		s.gpus[id] = g.applyFault(fault, now)
 	}
 	return s
+}
+
+// hasDecisiveTwin reports whether another GPU of a snapshot has the UUID of devices[i] and decides what is
+// known of both: the first with a fault that nothing reaches, else the first with any fault, else the first.
+// Whoever is given the UUID may get either.
+func hasDecisiveTwin(devices []gpu.Device, i int) bool {
+	rank := func(d gpu.Device) int {
+		switch d.Fault.Reason {
+		case gpu.ReasonLost:
+			return 2
+		case "":
+			return 0
+		}
+		return 1
+	}
+	return slices.ContainsFunc(devices[:i], func(d gpu.Device) bool { return d.UUID == devices[i].UUID && rank(d) >= rank(devices[i]) }) ||
+		slices.ContainsFunc(devices[i+1:], func(d gpu.Device) bool { return d.UUID == devices[i].UUID && rank(d) > rank(devices[i]) })
+}
+
+// ApplyDestroyed returns the State after the GPU instance at a placement was destroyed.
+func (s State) ApplyDestroyed(at gpu.Placement, now time.Time) State {
+	if _, known := s.gpus[at.GPU]; !known {
+		return s
+	}
+	return s.updateGPUs(at.GPU, now, func(g GPU) GPU {
+		return g.endInstances(func(instance int) bool {
+			is, placed := findInstance(g.Device, instance)
+			return placed && is.Start == at.Start && is.Size == at.Size
+		})
+	})
 }
 
 // applyFault returns the GPU after a snapshot has shown it with a fault, or with none.

@@ -2,6 +2,7 @@ package plugin
 
 import (
 	"maps"
+	"reflect"
 	"slices"
 	"time"
 
@@ -42,7 +43,7 @@ func configRefused(err error) fact {
 func driverFound(snap gpu.Snapshot, root string, watched bool) fact {
 	return func(s *state, at time.Time) bool {
 		s.absent = nil
-		s.setSnapshot(snap, root, at)
+		s.setSnapshot(snap, root, at, at)
 		if watched {
 			s.health = s.health.SetAllWatched(at)
 		}
@@ -104,7 +105,7 @@ func snapshotRead(snap gpu.Snapshot, root string, events, pending []gpu.Event, b
 		for _, id := range s.health.DueProbes(began) {
 			s.health = s.health.ApplyProbe(health.Probe{ID: id, Began: began, Passed: isHealthy(snap, pending, id)}, at)
 		}
-		s.setSnapshot(snap, root, at)
+		s.setSnapshot(snap, root, began, at)
 		reportedChanged := map[gpu.UUID]bool{}
 		for _, e := range events {
 			switch e.Kind {
@@ -126,15 +127,39 @@ func snapshotRead(snap gpu.Snapshot, root string, events, pending []gpu.Event, b
 	}
 }
 
-// setSnapshot replaces the snapshot and the fields that depend on it. root is the driver root.
-func (s *state) setSnapshot(snap gpu.Snapshot, root string, at time.Time) {
+// setSnapshot replaces the snapshot, whose reading began at began, and the fields that depend on it. root is
+// the driver root.
+func (s *state) setSnapshot(snap gpu.Snapshot, root string, began, at time.Time) {
 	snap = prefer.GroupByNVLink(snap)
 	s.snapshot, s.root = snap, root
 	s.inputsVersion++
 	if topology := prefer.NewTopology(snap); !topology.Equal(s.topology) {
 		s.topology = topology // an unchanged one is kept, with its cache
 	}
+	before := instancesOf(s.health)
 	s.health = s.health.ApplySnapshot(snap, at)
+	if now := instancesOf(s.health); !reflect.DeepEqual(before, now) || s.layoutRead.IsZero() && len(now) > 0 {
+		s.layoutRead = began
+	}
+}
+
+// instancesOf returns the GPU instances of all GPUs that have some.
+func instancesOf(h health.State) map[gpu.UUID][]gpu.Instance {
+	all := map[gpu.UUID][]gpu.Instance{}
+	for _, g := range h.GPUs() {
+		if len(g.Device.Instances) > 0 {
+			all[g.Device.UUID] = g.Device.Instances
+		}
+	}
+	return all
+}
+
+// instanceDestroyed records that a GPU instance was destroyed.
+func instanceDestroyed(at gpu.Placement) fact {
+	return func(s *state, now time.Time) bool {
+		s.health = s.health.ApplyDestroyed(at, now)
+		return true
+	}
 }
 
 // isHealthy reports whether the GPU, or the parent of the MIG device, has no fault in the

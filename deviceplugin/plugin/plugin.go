@@ -263,7 +263,7 @@ func (p *Plugin) restoreState() {
 		p.state.health = health.Restore(file)
 		p.state.unallocatable, p.state.toolkitNaming = allocate.RestoreUnallocatable(file.DevicePlugin)
 		if file.DevicePlugin != nil {
-			p.labels.Labels = file.DevicePlugin.Labels
+			p.labels.Labels, p.state.layoutRead = file.DevicePlugin.Labels, file.DevicePlugin.LayoutRead
 		}
 		if file.Driver != nil {
 			p.state.root = file.Driver.Root

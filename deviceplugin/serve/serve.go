@@ -57,9 +57,10 @@ func (d Device) overlaps(other Device) bool {
 
 // Holder is a pod that holds a device of a resource of the kubelet.
 type Holder struct {
-	Resource string
-	UUID     gpu.UUID
-	By       string // for people
+	Resource  string
+	UUID      gpu.UUID
+	By        string // for people
+	Namespace string // of the pod; "": not known
 }
 
 // Account is one reading of the devices that pods hold.
@@ -289,14 +290,20 @@ func (s State) heldByPod(d Device, parents map[gpu.UUID]gpu.UUID) (nodestate.Wit
 		return nodestate.Withheld{Reason: ReasonUnknown, Message: text}, true
 	}
 	var holders []string
+	namespace := ""
 	for _, h := range s.account.Holders {
 		text := h.By + ", by the resource " + h.Resource
 		if d.overlaps(Device{h.UUID, parents[h.UUID]}) && !slices.Contains(holders, text) {
-			holders = append(holders, text)
+			if holders = append(holders, text); len(holders) == 1 {
+				namespace = h.Namespace
+			}
+			if h.Namespace == "" || h.Namespace != namespace {
+				namespace = nodestate.SeveralNamespaces
+			}
 		}
 	}
 	if len(holders) > 0 {
-		return nodestate.Withheld{Reason: ReasonHeldByPod, Message: joinHolders(holders)}, true
+		return nodestate.Withheld{Reason: ReasonHeldByPod, Message: joinHolders(holders), Namespace: namespace}, true
 	}
 	for id, at := range s.lastHeld {
 		if d.overlaps(Device{id, parents[id]}) && s.account.Began.Sub(at) < settle {

@@ -163,13 +163,13 @@ func (c *Checkpoint) holdings() []holding {
 		name := types.NamespacedName{Namespace: p.Namespace, Name: p.Name}
 		for _, d := range p.Devices {
 			if !d.Admin {
-				all = append(all, holding{uid: p.UID, claim: name, hardware: d.hardware(), shares: d.Shares, by: fmt.Sprintf("claim %s (%s)", name, p.UID)})
+				all = append(all, holding{uid: p.UID, claim: name, hardware: d.hardware(), shares: d.Shares, by: fmt.Sprintf("claim %s (%s)", name, p.UID), namespace: p.Namespace, kind: anotherClaim})
 			}
 		}
 	}
 	for _, o := range c.leftovers() {
 		all = append(all, holding{uid: o.Claim, hardware: inventory.Hardware{Parent: o.GPU, Placement: &o.Placement, Partition: true},
-			by: fmt.Sprintf("what is left of a partition for claim %s, which cannot be destroyed", o.Claim)})
+			by: fmt.Sprintf("what is left of a partition for claim %s, which cannot be destroyed", o.Claim), kind: "what is left of a partition, which cannot be destroyed yet"})
 	}
 	return all
 }

@@ -52,6 +52,9 @@ type Device struct {
 	Remap        Remap              // of faulty memory
 	Fault        Fault              // the fault found while reading; zero: none
 	Notes        []Note             // what people should know of it, though it may be allocated; sorted by Reason
+	// AddressingMode says how the GPU reaches memory of the CPU, as go-nvlib spells it: "HMM", "ATS", "None".
+	// "": the platform has no such mode, or it is not known.
+	AddressingMode string
 }
 
 // OfflinesPages reports whether the GPU keeps faulty memory out of use until rows are remapped, so that new

@@ -55,7 +55,7 @@ func (d Device) Equal(o Device) bool {
 		d.Brand == o.Brand && d.Architecture == o.Architecture &&
 		d.Minor == o.Minor && d.MemoryBytes == o.MemoryBytes && d.NUMANode == o.NUMANode &&
 		d.Compute == o.Compute && d.ComputeMode == o.ComputeMode && d.NVLink == o.NVLink && d.MIGCapable == o.MIGCapable && d.MIGEnabled == o.MIGEnabled &&
-		d.Fault == o.Fault && d.Fabric == o.Fabric && d.FabricState == o.FabricState && slices.Equal(d.MIG, o.MIG) &&
+		d.AddressingMode == o.AddressingMode && d.Fault == o.Fault && d.Fabric == o.Fabric && d.FabricState == o.FabricState && slices.Equal(d.MIG, o.MIG) &&
 		d.Recovery == o.Recovery && d.Remap == o.Remap && slices.Equal(d.Notes, o.Notes) && slices.Equal(d.Instances, o.Instances) && slices.EqualFunc(d.Profiles, o.Profiles, PartitionProfile.Equal)
 }
 

@@ -19,7 +19,13 @@ type Withheld struct {
 	Reason  gpu.Reason `json:"reason"`
 	Message string     `json:"message,omitempty"` // who holds it
 	Since   time.Time  `json:"since,omitzero"`    // of Reason
+	// Namespace is the namespace of the pods and claims that Message names; it may be shown to no other.
+	// SeveralNamespaces: no one may see it but the administrator. "": it names none.
+	Namespace string `json:"namespace,omitempty"`
 }
+
+// SeveralNamespaces is the value of Withheld.Namespace for holders of several namespaces, or of unknown ones.
+const SeveralNamespaces = "*"
 
 // DRADriverInfo describes what gpu-dra-driver offers, and what it has not released since the device
 // plugin offers the GPUs.
@@ -51,6 +57,7 @@ func (v *validation) withheld(field string, all []Withheld) {
 		}
 		v.reason(at+".reason", string(w.Reason))
 		v.text(at+".message", w.Message, maxMessage)
+		v.text(at+".namespace", w.Namespace, maxName)
 	}
 }
 

@@ -5,11 +5,15 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"github.com/gpuready/gpuready/internal/gpu"
 )
 
 // requestTimeout bounds a request. The kubelet answers in milliseconds; a socket without a server
@@ -48,7 +52,7 @@ func ReadKubelet(ctx context.Context, socket string) (Account, error) {
 }
 
 func collectAccount(allocatable *podresources.AllocatableResourcesResponse, pods *podresources.ListPodResourcesResponse) Account {
-	k := Account{Allocatable: map[string]map[string]bool{}, Allocated: map[string]map[string]string{}}
+	k := Account{Allocatable: map[string]map[string]bool{}, Allocated: map[string]map[string]string{}, Claimed: map[gpu.UUID][]string{}}
 	for _, d := range allocatable.GetDevices() {
 		ids := k.Allocatable[d.GetResourceName()]
 		if ids == nil {
@@ -71,7 +75,31 @@ func collectAccount(allocatable *podresources.AllocatableResourcesResponse, pods
 					held[id] = p.GetNamespace() + "/" + p.GetName()
 				}
 			}
+			for _, id := range claimedDevices(c) {
+				if pod := p.GetNamespace() + "/" + p.GetName(); !slices.Contains(k.Claimed[id], pod) {
+					k.Claimed[id] = append(k.Claimed[id], pod)
+				}
+			}
 		}
 	}
 	return k
+}
+
+// claimDriver is the name of gpu-dra-driver in claims.
+const claimDriver = "gpu.nvidia.com"
+
+// claimedDevices returns the GPUs and MIG devices that a container holds by claims: gpu-dra-driver names them to the
+// container runtime by their UUIDs.
+func claimedDevices(c *podresources.ContainerResources) (all []gpu.UUID) {
+	for _, d := range c.GetDynamicResources() {
+		for _, r := range d.GetClaimResources() {
+			for _, named := range r.GetCdiDevices() {
+				_, name, _ := strings.Cut(named.GetName(), "=")
+				if id := gpu.UUID(name); r.GetDriverName() == claimDriver && (strings.HasPrefix(name, "GPU-") || id.IsMIG()) {
+					all = append(all, id)
+				}
+			}
+		}
+	}
+	return all
 }

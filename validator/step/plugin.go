@@ -43,6 +43,7 @@ const correctAction = "correct that setting: a variable in devicePlugin.env of t
 type Account struct {
 	Allocatable map[string]map[string]bool   // device IDs by resource
 	Allocated   map[string]map[string]string // the pod ("namespace/name") that holds a device, by resource and device ID
+	Claimed     map[gpu.UUID][]string        // the pods that hold a GPU or MIG device by claims
 }
 
 // readAccount reads the kubelet's account from its PodResources socket, a path of this process.
@@ -68,7 +69,7 @@ func checkPlugin(ctx context.Context, node check.Node, driver check.Driver, ask 
 		if workload != nil {
 			workload.Forget()
 		}
-		return checkInventory(node, driver, state)
+		return withHolders(ctx, node, *state.DevicePlugin, ask, checkInventory(node, driver, state))
 	}
 	accounts, free := compareAccounts(ctx, node, driver, ask)
 	switch {
@@ -155,9 +156,13 @@ func (k Account) Held(pod string) []string {
 	return ids
 }
 
-// holders returns the sorted pods that hold each GPU and MIG device that the device plugin offers.
+// holders returns the sorted pods that hold each GPU and MIG device: those that the device plugin offers, and any
+// by claims.
 func (k Account) holders(plugin nodestate.DevicePluginInfo) map[gpu.UUID][]string {
 	pods := map[gpu.UUID][]string{}
+	for id, by := range k.Claimed {
+		pods[id] = slices.Sorted(slices.Values(by))
+	}
 	for _, r := range plugin.Resources {
 		held := k.Allocated[r.Name]
 		if len(held) == 0 {

@@ -20,6 +20,7 @@ type fakeCondition struct {
 }
 
 func (f *fake) DeviceGetHandleByUUID(id string) (nvml.Device, nvml.Return) {
+	f.locked(func() { f.searched = append(f.searched, id) })
 	for _, g := range f.gpus {
 		if string(g.device.UUID) == id {
 			return g, nvml.SUCCESS

@@ -25,6 +25,7 @@ type facts struct {
 	product     string
 	brand       string
 	arch        string
+	addressing  string
 	minor       int // -1: not known
 	memoryBytes uint64
 	compute     gpu.Compute
@@ -123,7 +124,7 @@ func (s *Source) readFacts(handle nvml.Device, f *facts) (complete bool, err err
 	return !o.failed, o.err
 }
 
-// readModel reads brand and architecture. A driver newer than go-nvlib may report others than
+// readModel reads brand, architecture and addressing mode. A driver newer than go-nvlib may report others than
 // go-nvlib can name; they are then not known, which is no fault of the GPU.
 func (s *Source) readModel(handle nvml.Device, f *facts) {
 	if !s.hasAll("nvmlDeviceGetBrand", "nvmlDeviceGetArchitecture") {
@@ -135,6 +136,11 @@ func (s *Source) readModel(handle nvml.Device, f *facts) {
 		}
 		if arch, ret := named.GetArchitectureAsString(); ret == nil {
 			f.arch = arch
+		}
+		if s.has["nvmlDeviceGetAddressingMode"] {
+			if mode, err := named.GetAddressingModeAsString(); err == nil {
+				f.addressing = mode
+			}
 		}
 	}
 }

@@ -27,7 +27,9 @@ type fake struct {
 	inits, shutdowns  int
 	hangInit          chan struct{} // Shutdown and Init wait for it to close, if not nil
 	topologyCallCount int
-	beforeHandle      func() // called before each DeviceGetHandleByIndex, if not nil
+	beforeHandle      func()          // called before each DeviceGetHandleByIndex, if not nil
+	opened            func(index int) // the same
+	searched          []string        // what DeviceGetHandleByUUID was called with
 }
 
 type fakeGPU struct {
@@ -204,6 +206,9 @@ func (f *fake) DeviceGetHandleByIndex(i int) (nvml.Device, nvml.Return) {
 	if f.beforeHandle != nil {
 		f.beforeHandle()
 	}
+	if f.opened != nil {
+		f.opened(i)
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	list := f.present()
@@ -283,6 +288,16 @@ func (g *fakeGPU) GetArchitecture() (nvml.DeviceArchitecture, nvml.Return) {
 		"Volta": nvml.DEVICE_ARCH_VOLTA, "Turing": nvml.DEVICE_ARCH_TURING, "Ampere": nvml.DEVICE_ARCH_AMPERE, "Ada Lovelace": nvml.DEVICE_ARCH_ADA,
 		"Hopper": nvml.DEVICE_ARCH_HOPPER, "Blackwell": nvml.DEVICE_ARCH_BLACKWELL,
 	}[g.device.Architecture], g.begin("nvmlDeviceGetArchitecture")
+}
+
+func (g *fakeGPU) GetAddressingMode() (nvml.DeviceAddressingMode, nvml.Return) {
+	modes := map[string]nvml.DeviceAddressingModeType{
+		"None": nvml.DEVICE_ADDRESSING_MODE_NONE, "HMM": nvml.DEVICE_ADDRESSING_MODE_HMM, "ATS": nvml.DEVICE_ADDRESSING_MODE_ATS}
+	mode, has := modes[g.device.AddressingMode]
+	if !has {
+		return nvml.DeviceAddressingMode{}, nvml.ERROR_NOT_SUPPORTED
+	}
+	return nvml.DeviceAddressingMode{Value: uint32(mode)}, g.begin("nvmlDeviceGetAddressingMode")
 }
 
 func (g *fakeGPU) GetComputeMode() (nvml.ComputeMode, nvml.Return) {

@@ -24,6 +24,7 @@ type memory struct {
 	snapshotAt time.Time
 	ancestors  map[[2]gpu.PCIAddress]gpu.LinkKind
 	numa       map[gpu.PCIAddress]int
+	unlisted   map[gpu.UUID]string // why the partitions of a GPU could not be read last
 
 	letGo map[gpu.UUID]bool      // the GPUs to release
 	out   map[gpu.UUID]gpu.Fault // the released GPUs with their faults

@@ -209,7 +209,7 @@ func (s *Source) readDevice(index int) (reading, error) {
 		return r, err
 	}
 	r.PCI, r.Product, r.Brand, r.Architecture, r.Minor = f.pci, f.product, f.brand, f.arch, f.minor
-	r.MemoryBytes, r.Compute, r.NUMANode, r.lanes = f.memoryBytes, f.compute, f.numa, f.lanes
+	r.MemoryBytes, r.Compute, r.NUMANode, r.lanes, r.AddressingMode = f.memoryBytes, f.compute, f.numa, f.lanes, f.addressing
 	o := &optionalReads{s: s, facts: &f}
 	s.readComputeMode(o, handle, &r.Device)
 	if err := s.readMIG(o, handle, &r.Device); err != nil {

@@ -110,7 +110,7 @@ var watching = []string{"nvmlEventSetCreate", "nvmlEventSetFree", "nvmlDeviceReg
 // optional lists the functions that are called only if the library has them.
 var optional = append([]string{
 	"nvmlDeviceGetName", "nvmlDeviceGetMinorNumber", "nvmlDeviceGetCudaComputeCapability",
-	"nvmlSystemGetCudaDriverVersion_v2", "nvmlDeviceGetBrand", "nvmlDeviceGetArchitecture",
+	"nvmlSystemGetCudaDriverVersion_v2", "nvmlDeviceGetBrand", "nvmlDeviceGetArchitecture", "nvmlDeviceGetAddressingMode",
 	"nvmlDeviceGetMigMode", "nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex",
 	"nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId", "nvmlDeviceGetAttributes_v2",
 	"nvmlDeviceIsMigDeviceHandle", "nvmlDeviceGetDeviceHandleFromMigDeviceHandle",
@@ -180,7 +180,7 @@ func newSource(lib nvml.Interface, o Options) *Source {
 		lib: lib, partitions: o.Partitions, log: o.Log, probe: o.ProbeInterval, slice: o.Slice, hurried: 10 * time.Second, hurry: make(chan struct{}, 1), quiet: 10 * time.Second,
 		outside: o.ReadOutside, outsideEvery: outsideEvery,
 		fabricInfo: readFabricInfo,
-		memory:     memory{devices: map[gpu.UUID]reading{}, facts: map[gpu.UUID]facts{}, noXIDs: map[gpu.UUID]bool{}, out: map[gpu.UUID]gpu.Fault{}, ancestors: map[[2]gpu.PCIAddress]gpu.LinkKind{}, numa: map[gpu.PCIAddress]int{}},
+		memory:     memory{devices: map[gpu.UUID]reading{}, facts: map[gpu.UUID]facts{}, noXIDs: map[gpu.UUID]bool{}, out: map[gpu.UUID]gpu.Fault{}, ancestors: map[[2]gpu.PCIAddress]gpu.LinkKind{}, numa: map[gpu.PCIAddress]int{}, unlisted: map[gpu.UUID]string{}},
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.NewTextHandler(io.Discard, nil))
