@@ -35,7 +35,7 @@ var nodeLabels = []struct {
 	{documentedLabel{"gpu.replicas", "how many times each GPU is advertised; 0 if all are in MIG mode", "resource.go"}, ""},
 	{documentedLabel{"gpu.sharing-strategy", "`none`, `time-slicing` or `mps`", "resource.go"}, ""},
 	{documentedLabel{"gpu.family",
-		"`volta`, `turing`, `ampere`, `ada-lovelace`, `hopper`, `blackwell` and older ones; `undefined` for others", "resource.go"}, ""},
+		"`volta`, `turing`, `ampere`, `ada-lovelace`, `hopper`, `blackwell`, `rubin` and older ones; `undefined` for others", "resource.go"}, ""},
 	{documentedLabel{"gpu.compute.major", "compute capability", "resource.go"}, ""},
 	{documentedLabel{"gpu.compute.minor", "", "resource.go"}, ""},
 	{documentedLabel{"gpu.machine", "product name from the machine's firmware, or `unknown`", "machine-type.go"}, ""},
