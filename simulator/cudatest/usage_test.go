@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"testing"
 	"time"
 
@@ -35,6 +36,7 @@ func vectorAdd(t *testing.T, root string, env ...string) result {
 // holdContext makes this process hold a context on GPU 0 until the returned function is called.
 func holdContext(t *testing.T, root string) (l *lib, release func()) {
 	t.Helper()
+	runtime.LockOSThread() // a context is that of its thread
 	l = load(t, root)
 	require.Zero(t, l.cuInit(0))
 	var ctx uintptr
@@ -75,13 +77,26 @@ func TestTheComputeModeLimitsTheProcessesOfAGPU(t *testing.T) {
 func TestAnExclusiveGPUIsFreeAfterAKill(t *testing.T) {
 	root := built.DriverRoot(t, "t4", "--gpus", "1")
 	built.Gpusim(t, "mode", "--root", root, "--gpu", "all", "--mode", "exclusive-process")
-	cmd := exec.CommandContext(t.Context(), built.Path(t, "memtest"), "--for", "1h")
-	cmd.Env = append(built.Environ(), "LD_LIBRARY_PATH="+filepath.Dir(libraryOf(t, root)))
-	require.NoError(t, cmd.Start())
-	defer func() { _ = cmd.Process.Kill() }()
-	require.Eventually(t, func() bool { return vectorAdd(t, root) == unavailable }, time.Minute, time.Millisecond)
+	var cmd *exec.Cmd
+	ended := make(chan struct{})
+	start := func() {
+		cmd = exec.CommandContext(t.Context(), built.Path(t, "memtest"), "--for", "1h")
+		cmd.Env = append(built.Environ(), "LD_LIBRARY_PATH="+filepath.Dir(libraryOf(t, root)))
+		require.NoError(t, cmd.Start())
+		ended = make(chan struct{})
+		go func(cmd *exec.Cmd, ended chan struct{}) { defer close(ended); _ = cmd.Wait() }(cmd, ended)
+	}
+	start()
+	defer func() { _ = cmd.Process.Kill(); <-ended }()
+	for vectorAdd(t, root) != unavailable {
+		select {
+		case <-ended: // the GPU was that of vectorAdd when it started
+			start()
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
 	require.NoError(t, cmd.Process.Kill())
-	_ = cmd.Wait()
+	<-ended
 	require.Zero(t, vectorAdd(t, root))
 }
 

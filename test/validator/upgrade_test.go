@@ -17,7 +17,7 @@ import (
 	"github.com/gpuready/gpuready/test/e2e"
 )
 
-// upgrades is how often all agents are replaced.
+// upgrades counts how often all agents are replaced.
 const upgrades = 3
 
 // upgradeUnderJobs replaces validator, toolkit and device plugin at once, as the upgrade of a chart does,

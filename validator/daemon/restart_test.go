@@ -34,7 +34,7 @@ func (b *bridge) restart() {
 	b.run = b.d.bridgeRestart(readiness.Plugin, func(context.Context, check.Node, check.Driver) check.Outcome { return b.outcome })
 }
 
-func (b *bridge) passes() {
+func (b *bridge) runPasses() {
 	b.outcome = check.NewPass(readiness.Proof{Driver: &b.driver.Info, GPUs: 8, Summary: "8 allocatable"})
 }
 
@@ -55,7 +55,7 @@ func TestAReplacedComponentIsNoFailure(t *testing.T) {
 		b := newBridge(t, t.TempDir())
 		b.fails(check.Stopped)
 		b.check(check.Failed) // it has not passed before
-		b.passes()
+		b.runPasses()
 		b.check(check.Passed)
 		b.fails(check.Stopped)
 		o := b.check(check.Passed)
@@ -67,7 +67,7 @@ func TestAReplacedComponentIsNoFailure(t *testing.T) {
 		b.check(check.Passed)
 		time.Sleep(9 * time.Second)
 		b.check(check.Passed)
-		b.passes()
+		b.runPasses()
 		require.Empty(t, b.check(check.Passed).Notes)
 
 		b.fails(check.Stopped) // the next time it does not come back
@@ -81,11 +81,11 @@ func TestAReplacedComponentIsNoFailure(t *testing.T) {
 func TestOnlyAReplacementIsBridged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBridge(t, t.TempDir())
-		b.passes()
+		b.runPasses()
 		b.check(check.Passed)
 		b.fails(check.Waiting) // it runs, and the kubelet does not
 		b.check(check.Failed)
-		b.passes()
+		b.runPasses()
 		b.check(check.Passed)
 		b.fails(check.Stopped)
 		b.check(check.Passed)
@@ -93,7 +93,7 @@ func TestOnlyAReplacementIsBridged(t *testing.T) {
 		b.check(check.Failed)
 		b.fails(check.Stopped)
 		b.check(check.Failed)
-		b.passes()
+		b.runPasses()
 		b.check(check.Passed)
 		b.driver.Info.Version = "590.10.01"
 		b.fails(check.Stopped)

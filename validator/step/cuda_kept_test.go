@@ -29,7 +29,7 @@ type keeper struct {
 func newKeeper(t *testing.T, gpus int) *keeper {
 	t.Helper()
 	k := &keeper{t: t, d: cudaTestDriver(gpus), runs: t.TempDir()}
-	k.node = cudaTestNode(t, passes(k.runs))
+	k.node = cudaTestNode(t, passingSample(k.runs))
 	k.node.BootID, k.node.KeptProof = "00000000-0000-4000-8000-000000000000", filepath.Join(t.TempDir(), "validations", KeptProofName)
 	return k
 }
@@ -118,7 +118,7 @@ func TestWhatChangesTheDriverOrTheBootEndsTheProof(t *testing.T) {
 
 func simulatedSample(t *testing.T, dir string) string {
 	t.Helper()
-	return cudaTestNode(t, strings.Replace(passes(dir), `\"passed\": true,`, `\"passed\": true, \"simulated\": true,`, 1)).VectorAdd
+	return cudaTestNode(t, strings.Replace(passingSample(dir), `\"passed\": true,`, `\"passed\": true, \"simulated\": true,`, 1)).VectorAdd
 }
 
 // Outside of injected containers the toolkit's state has the generation. While it is not known, it is no

@@ -73,8 +73,8 @@ func serveKubelet(t *testing.T, n *check.Node) *lister {
 	return l
 }
 
-// passes is a sample that passes and counts its runs in a folder.
-func passes(dir string) string {
+// passingSample is a sample that passes and counts its runs in a folder.
+func passingSample(dir string) string {
 	return `echo >> "` + dir + `/$CUDA_VISIBLE_DEVICES"
 echo "{\"passed\": true, \"uuid\": \"$CUDA_VISIBLE_DEVICES\"}"`
 }
@@ -143,7 +143,7 @@ func TestASampleThatFindsNoRoomOnAGPUInUseHasNotFailed(t *testing.T) {
 
 func TestNothingIsComputedOnGPUsOfOthers(t *testing.T) {
 	seen := t.TempDir()
-	n := cudaTestNode(t, passes(seen))
+	n := cudaTestNode(t, passingSample(seen))
 	kubelet := serveKubelet(t, &n)
 	d := cudaTestDriver(8)
 	d.GPUs[1] = gputest.WithMIG(d.GPUs[1], "1g.10gb", "2g.20gb")

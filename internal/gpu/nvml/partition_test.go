@@ -237,6 +237,7 @@ func TestTheAddressingModeIsNVMLs(t *testing.T) {
 	for i, d := range snap.Devices {
 		require.Equal(t, node.Devices[i].AddressingMode, d.AddressingMode)
 	}
+	_, s = newFake(t, node, Options{})
 	s.has["nvmlDeviceGetAddressingMode"] = false
 	snap, err = s.Snapshot(t.Context())
 	require.NoError(t, err)
