@@ -21,7 +21,7 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
-// crashTime bounds how long a tenant crashes. GPUREADY_LONG makes it ten minutes.
+// crashTime returns how long a tenant crashes: ten minutes with GPUREADY_LONG.
 func crashTime() time.Duration {
 	if os.Getenv("GPUREADY_LONG") != "" {
 		return 10 * time.Minute
