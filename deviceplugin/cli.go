@@ -120,7 +120,7 @@ func openDriver(place driver.Place, process *nvml.Process, log *slog.Logger, onF
 			root = "/" // NVML then searches the loader's path
 		}
 	}
-	source, err := nvml.Open(nvml.Options{HostRoot: place.HostRoot, DriverRoot: root, Library: path, Log: log, OnFailure: onFailure, Partitions: partitions, ReadOutside: nvml.NewOutsideReader(place.HostRoot, root)})
+	source, err := nvml.Open(nvml.Options{HostRoot: place.HostRoot, DriverRoot: root, Library: path, Process: process, Log: log, OnFailure: onFailure, Partitions: partitions, ReadOutside: nvml.NewOutsideReader(place.HostRoot, root)})
 	if err != nil {
 		return plugin.Opened{}, err
 	}

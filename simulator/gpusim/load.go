@@ -16,7 +16,8 @@ in use. Power and temperature lie between their values of an idle GPU and at ful
 in proportion. The clocks are at their maximum. With --period the load falls to half and
 rises again, over and over, on each GPU a bit later. Nothing computes, and no process is
 listed. Memory in use is missing in libcuda, too: below 300 MiB, a context gets error 2
-(CUDA_ERROR_OUT_OF_MEMORY). A flag that is not given keeps its earlier value. Only gpusim load ends the load.`,
+(CUDA_ERROR_OUT_OF_MEMORY). A flag that is not given keeps its earlier value. Only gpusim
+load ends the load.`,
 		example: "gpusim load --gpu all --percent 90 --period 2m --memory-used 40960\ngpusim load --gpu 3 --temperature 95 --power 650\ngpusim load --gpu all --percent 0 --memory-used 0",
 		begin: func(c *call) func() error {
 			c.rootFlag()

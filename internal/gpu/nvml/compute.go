@@ -26,7 +26,7 @@ func (s *Source) ComputeMode(ctx context.Context, id gpu.UUID) (gpu.ComputeMode,
 // readComputeMode reads the compute mode for a snapshot. A GPU that does not report it has the default
 // one, as those that cannot have another do.
 func (s *Source) readComputeMode(o *optionalReads, handle nvml.Device, d *gpu.Device) {
-	o.read("nvmlDeviceGetComputeMode", func() nvml.Return {
+	_ = o.read("nvmlDeviceGetComputeMode", func() nvml.Return {
 		mode, ret := handle.GetComputeMode()
 		if ret == nvml.SUCCESS {
 			d.ComputeMode = gpu.ComputeMode(mode)

@@ -101,12 +101,12 @@ func (s *Source) readFacts(handle nvml.Device, f *facts) (complete bool, err err
 		return false, check("nvmlDeviceGetMemoryInfo", ret)
 	}
 	o := &optionalReads{s: s, facts: f}
-	o.read("nvmlDeviceGetName", func() nvml.Return { return set(&f.product)(handle.GetName()) })
-	o.read("nvmlDeviceGetMinorNumber", func() nvml.Return { return set(&f.minor)(handle.GetMinorNumber()) })
+	_ = o.read("nvmlDeviceGetName", func() nvml.Return { return set(&f.product)(handle.GetName()) })
+	_ = o.read("nvmlDeviceGetMinorNumber", func() nvml.Return { return set(&f.minor)(handle.GetMinorNumber()) })
 	if f.minor < 0 {
 		f.minor = s.places.minor(address)
 	}
-	o.read("nvmlDeviceGetCudaComputeCapability", func() nvml.Return {
+	_ = o.read("nvmlDeviceGetCudaComputeCapability", func() nvml.Return {
 		major, minor, ret := handle.GetCudaComputeCapability()
 		if ret == nvml.SUCCESS {
 			f.compute = gpu.Compute{Major: major, Minor: minor}
@@ -115,7 +115,7 @@ func (s *Source) readFacts(handle nvml.Device, f *facts) (complete bool, err err
 	})
 	s.readModel(handle, f)
 	s.readLanes(o, handle)
-	o.read("nvmlDeviceGetSupportedEventTypes", func() nvml.Return {
+	_ = o.read("nvmlDeviceGetSupportedEventTypes", func() nvml.Return {
 		supported, ret := handle.GetSupportedEventTypes()
 		f.noXIDs = isUnsupported(ret) || ret == nvml.SUCCESS && supported&nvml.EventTypeXidCriticalError == 0
 		return ret

@@ -33,8 +33,8 @@ func (s *Source) readLanes(o *optionalReads, handle nvml.Device) {
 		if ret != nvml.SUCCESS || up != nvml.FEATURE_ENABLED {
 			continue // down, or not one of this GPU's: others may be
 		}
-		end := nvml.IntNvLinkDeviceType(nvml.NVLINK_DEVICE_TYPE_UNKNOWN)
-		o.try(kind, func() nvml.Return { return set(&end)(handle.GetNvLinkRemoteDeviceType(i)) })
+		end := nvml.NVLINK_DEVICE_TYPE_UNKNOWN
+		_ = o.try(kind, func() nvml.Return { return set(&end)(handle.GetNvLinkRemoteDeviceType(i)) })
 		switch end {
 		case nvml.NVLINK_DEVICE_TYPE_SWITCH:
 			l.toSwitch++

@@ -76,7 +76,7 @@ func (s *Source) readMIGDevice(o *optionalReads, index int, handle nvml.Device) 
 		return gpu.MIGDevice{}, err
 	}
 	var attributes nvml.DeviceAttributes
-	o.read("nvmlDeviceGetAttributes_v2", func() nvml.Return { return set(&attributes)(handle.GetAttributes()) })
+	_ = o.read("nvmlDeviceGetAttributes_v2", func() nvml.Return { return set(&attributes)(handle.GetAttributes()) })
 	instance, ret := handle.GetGpuInstanceId()
 	if err := check("nvmlDeviceGetGpuInstanceId", ret); err != nil {
 		return gpu.MIGDevice{}, err
