@@ -28,10 +28,13 @@ func (g GPU) recordQuestion(fault gpu.Fault, needs evidence, now time.Time) GPU 
 	return g
 }
 
-// applyAnswer records the XID as the cause, if the driver now asks for a recovery.
+// applyAnswer records the XID as the cause, if the driver now asks for a recovery or cannot say.
 func (g GPU) applyAnswer(fault gpu.Fault, now time.Time) GPU {
 	if asked := g.asked; asked.fault.Reason != "" {
 		switch {
+		case fault.Reason == "" && !g.canAsk(): // not any more
+			g.asked = askedXID{}
+			return g.addMark(wholeGPU, asked.fault, reset, now)
 		case now.Sub(asked.at) > askPatience:
 			g.asked = askedXID{}
 		case fault.Reason == gpu.ReasonResetNeeded:

@@ -76,3 +76,28 @@ func TestTheConfigurationDecidesOfMemoryThatWaits(t *testing.T) {
 		}
 	}
 }
+
+// A driver that asks for something else, or memory that waits, shows that nobody has reset the GPU.
+func TestAGPUThatStillWaitsWasNotReset(t *testing.T) {
+	for name, waits := range map[string]func(d *gpu.Device){
+		"the driver asks for something else":     func(d *gpu.Device) { d.Recovery = gpu.RecoverDrainP2P },
+		"for something that nobody knows":        func(d *gpu.Device) { d.Recovery = "Action20" },
+		"memory waits, and may by configuration": func(d *gpu.Device) { d.Remap = gpu.RemapPending; d.Fault.Reason = gpu.ReasonResetNeeded },
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := health.New(gpu.Fault{}).WithPolicy(health.DefaultPolicy().With(health.Changes{Remap: "allocatable"})).
+				ApplySnapshot(node, now).ApplyEvent(gputest.XID(gputest.GPU(1), 95), now).ApplySnapshot(asking(gpu.RecoverReset), now)
+			s := asking(gpu.RecoverNothing)
+			waits(&s.Devices[1])
+			h = h.ApplySnapshot(s, now)
+			require.Equal(t, marks{1: gpu.ReasonXID}, reasons(h))
+			require.Empty(t, reasons(h.ApplySnapshot(asking(gpu.RecoverNothing), now)))
+		})
+	}
+}
+
+func TestADriverThatCannotBeAskedAnyMoreCountsAgainstTheGPU(t *testing.T) {
+	h := health.New(gpu.Fault{}).ApplySnapshot(asking(gpu.RecoverNothing), now).ApplyEvent(gputest.XID(gputest.GPU(1), 144), now)
+	h = h.ApplySnapshot(asking(""), now)
+	require.Equal(t, marks{1: gpu.ReasonXID}, reasons(h))
+}

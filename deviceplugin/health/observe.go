@@ -24,6 +24,7 @@ func (s State) ApplySnapshot(snap gpu.Snapshot, now time.Time) State {
 		if d.UUID == "" || hasDecisiveTwin(snap.Devices, i) {
 			continue
 		}
+		read := d.Fault
 		d = s.policy.judgeRemap(d)
 		seen[d.UUID] = true
 		for _, m := range d.MIG {
@@ -40,6 +41,10 @@ func (s State) ApplySnapshot(snap gpu.Snapshot, now time.Time) State {
 		g.Device, g.Present = d, true
 		if g.watchedSince.IsZero() && s.unwatchable.Reason == "" && g.unwatched.Reason == "" {
 			g.watchedSince = now
+		}
+		if read.Reason == "" && d.Fault.Reason != "" { // by the configuration: it does not show a reset
+			s.gpus[d.UUID] = g.addMark(wholeGPU, d.Fault, snapshotOnly, now)
+			continue
 		}
 		s.gpus[d.UUID] = g.applyFault(d.Fault, now)
 	}
@@ -93,7 +98,8 @@ func (s State) ApplyDestroyed(at gpu.Placement, now time.Time) State {
 func (g GPU) applyFault(fault gpu.Fault, now time.Time) GPU {
 	g = g.applyAnswer(fault, now)
 	if fault.Reason == "" {
-		g.marks = slices.DeleteFunc(slices.Clone(g.marks), func(m faultMark) bool { return m.evidence >= m.needs })
+		wasReset := wantsNothing(g.Device)
+		g.marks = slices.DeleteFunc(slices.Clone(g.marks), func(m faultMark) bool { return m.evidence >= m.needs && (m.needs < reset || wasReset) })
 		return g
 	}
 	if !slices.ContainsFunc(g.marks, func(m faultMark) bool { return m.scope == wholeGPU }) {
@@ -104,6 +110,12 @@ func (g GPU) applyFault(fault gpu.Fault, now time.Time) GPU {
 		return g.addEvidence(reset)
 	}
 	return g.resetQuiet(now)
+}
+
+// wantsNothing reports whether neither the driver nor the memory of the GPU waits for a reset or anything else. While
+// one does, the GPU has not been reset, though what it waits for may be no fault.
+func wantsNothing(d gpu.Device) bool {
+	return (d.Recovery == "" || d.Recovery == gpu.RecoverNothing) && d.Remap == gpu.RemapNone
 }
 
 // ApplyEvent returns the State after an event. The caller should take a snapshot after an

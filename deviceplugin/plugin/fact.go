@@ -67,7 +67,7 @@ func eventsSeen(events []gpu.Event) fact {
 // other programs, which have done nothing: the GPU, or a GPU instance. Somebody may have chosen that it counts.
 func (s state) hitsNeighbours(e gpu.Event) bool {
 	info, known := gpu.XID(e.XID)
-	if e.Kind != gpu.EventXID || !known || info.Class != gpu.XIDApplication || !s.health.Policy().IsDefault(e.XID) {
+	if e.Kind != gpu.EventXID || !known || info.Class != gpu.XIDApplication || info.Hardware || !s.health.Policy().IsDefault(e.XID) {
 		return false
 	}
 	d, known := s.snapshot.Device(e.UUID)

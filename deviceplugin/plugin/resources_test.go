@@ -164,7 +164,7 @@ func TestGPUWithoutMIGDevicesIsReportedAsLeftOut(t *testing.T) {
 func TestAProgramsErrorTakesNothingFromItsNeighbours(t *testing.T) {
 	n := newNode(t, gputest.Node("t4", 2)).settings("sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}").withKubelet().start()
 	n.wait(8)
-	for _, xid := range []uint64{8, 32, 69, 94} {
+	for _, xid := range []uint64{8, 32, 47, 69} {
 		n.source.Emit(gputest.XID(gputest.GPU(0), xid))
 	}
 	n.log.wait(t, "XID that is not held against the GPU")

@@ -51,6 +51,7 @@ type XIDInfo struct {
 	// driver names with it: the affected engines and memory belong to that instance
 	// alone. Its compute instances share them.
 	Contained bool
+	Hardware  bool   // the GPU is at fault and not the program, though ending the program ends the error
 	Advice    string // the immediate action in NVIDIA's catalogue, in its words; "": none
 	Source    XIDSource
 	Note      string // the reason for the default, if class and advice do not explain it

@@ -76,9 +76,15 @@ func (w *watch) cycle() error {
 	return w.reinitialise()
 }
 
+// reportGap reports that no event is received at the moment. While NVML is initialised again it is called again
+// and again: nothing is known of the GPUs, so none recovers by quiet.
+func (w *watch) reportGap() {
+	w.report(gpu.EventGap, "", "NVML is shut down for a moment to release a GPU")
+}
+
 // watchAgain watches the GPUs after a gap.
 func (w *watch) watchAgain() error {
-	w.report(gpu.EventGap, "", "NVML was shut down for a moment to release a GPU")
+	w.reportGap()
 	if err := w.probeAll(); err != nil {
 		return err
 	}
@@ -116,12 +122,13 @@ func (w *watch) endSets() (ended bool) {
 func (w *watch) reinitialise() error {
 	// All calls wait while this waits for a hanging one, so the timeout is short.
 	w.released = nil
+	seen := w.seen // w.seen may be replaced while this runs
 	w.cycles.Add(1)
 	results, err := w.startAlone(w.ctx, time.Second, func() error {
 		defer w.cycles.Add(1)
 		return firstError(
 			func() error { return check("nvmlShutdown", w.lib.Shutdown()) },
-			func() error { w.released = w.markReleased(w.seen); return nil },
+			func() error { w.released = w.markReleased(seen); return nil },
 			func() error { return check("nvmlInit", w.lib.Init()) },
 		)
 	})
@@ -134,6 +141,7 @@ func (w *watch) reinitialise() error {
 		return w.watchAgain()
 	}
 	w.cycled, w.cycleBegan = results, time.Now()
+	w.reportGap()
 	return nil
 }
 

@@ -23,6 +23,12 @@ func (s *Source) readFabric(o *optionalReads, handle nvml.Device, r *reading) {
 		})
 	}
 	if ret != nvml.SUCCESS {
+		if !isAbsent(ret) { // it is as it was before
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			before := s.memory.devices[r.UUID]
+			r.FabricState, r.Fabric, r.fabricMask = before.FabricState, before.Fabric, before.fabricMask
+		}
 		return
 	}
 	switch {
@@ -80,7 +86,7 @@ func fabricProblems(mask uint32) string {
 func judgeFabric(all []reading) {
 	joined := 0
 	for _, r := range all {
-		if r.Fault.Reason == "" && r.FabricState == gpu.JoiningDone {
+		if r.FabricState == gpu.JoiningDone { // whatever has become of it since
 			joined++
 		}
 	}

@@ -16,6 +16,9 @@ const (
 	factsRetry = 30 * time.Second
 )
 
+// maxMIGFacts bounds the MIG devices of a GPU that are remembered, including those that are gone.
+const maxMIGFacts = 256
+
 // facts holds what does not change about a GPU while nobody touches the machine. To read them takes up to 50
 // calls, each of which may delay the programs on the GPU, so they are not read with each snapshot.
 type facts struct {
@@ -60,7 +63,10 @@ func (s *Source) factsOf(id gpu.UUID, handle nvml.Device) (facts, error) {
 	if !known {
 		f = facts{minor: -1, numa: -1}
 	}
-	f.maxMIG, f.mig, f.unsupported = 0, map[gpu.UUID]migFacts{}, map[string]bool{}
+	f.maxMIG, f.unsupported = 0, map[string]bool{}
+	if f.mig == nil || len(f.mig) > maxMIGFacts {
+		f.mig = map[gpu.UUID]migFacts{} // else they stay: what they belong to is read each time
+	}
 	complete, err := s.readFacts(handle, &f)
 	if err != nil {
 		return f, err
@@ -82,6 +88,18 @@ func (s *Source) expireFacts() {
 	for id, f := range s.memory.facts {
 		f.until = time.Time{}
 		s.memory.facts[id] = f
+	}
+}
+
+// expireFactsAtMIG makes the next read complete if a GPU was just switched to MIG mode, or back: what it
+// supports differs.
+func (s *Source) expireFactsAtMIG(d gpu.Device) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	before, read := s.memory.devices[d.UUID]
+	if f, known := s.memory.facts[d.UUID]; read && known && before.MIGEnabled != d.MIGEnabled {
+		f.until = time.Time{}
+		s.memory.facts[d.UUID] = f
 	}
 }
 

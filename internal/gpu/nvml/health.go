@@ -32,7 +32,7 @@ func (s *Source) readRecovery(o *optionalReads, handle nvml.Device, before gpu.R
 	case ret == nvml.SUCCESS:
 		// An unsigned int (nvml.h): the first four bytes of the union.
 		return recoveryAction(nvml.DeviceGpuRecoveryAction(binary.NativeEndian.Uint32(values[0].Value[:4])))
-	case isAbsent(ret): // older drivers do not know the field
+	case before == gpu.RecoverNothing, isAbsent(ret) && before == "": // older drivers do not know the field
 		return ""
 	}
 	return before
@@ -69,7 +69,7 @@ func (s *Source) readRemap(o *optionalReads, handle nvml.Device, before gpu.Rema
 		return gpu.RemapPending
 	case ret == nvml.SUCCESS:
 		return gpu.RemapNone
-	case !isAbsent(ret):
+	case !isAbsent(ret), before != gpu.RemapNone && !isUnsupported(ret):
 		return before
 	}
 	var pages nvml.EnableState

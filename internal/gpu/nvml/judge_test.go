@@ -92,6 +92,48 @@ func TestAFaultThatCannotBeReadStays(t *testing.T) {
 	after, err := s.Snapshot(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, before.Devices, after.Devices)
+
+	f.gpus[0].calls = nvml.ERROR_RESET_REQUIRED
+	after, err = s.Snapshot(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, gpu.ReasonResetNeeded, after.Devices[0].Fault.Reason)
+	require.Empty(t, after.Devices[0].Recovery, "which was not read")
+}
+
+// What a GPU has said that it has does not end with one call that fails.
+func TestWhatAGPUHasStaysWhenACallFails(t *testing.T) {
+	f, s := newFake(t, gputest.Node("a100-mig", 2), Options{})
+	f.gpus[0].fabric, f.gpus[1].fabric = joined, joined
+	before, err := s.Snapshot(t.Context())
+	require.NoError(t, err)
+	for name, code := range map[string]nvml.Return{
+		"nvmlDeviceGetGpuFabricInfoV": nvml.ERROR_TIMEOUT, "nvmlDeviceGetAttributes_v2": nvml.ERROR_UNKNOWN, "nvmlDeviceGetNvLinkState": nvml.ERROR_UNKNOWN,
+		"nvmlDeviceGetName of a MIG device": nvml.ERROR_IN_USE, "nvmlDeviceGetMinorNumber": nvml.ERROR_UNKNOWN,
+	} {
+		f.gpus[0].refuse = map[string]nvml.Return{name: code}
+		s.expireFacts()
+		after, err := s.Snapshot(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, before.Devices, after.Devices, name)
+	}
+	f.gpus[0].refuse = map[string]nvml.Return{"nvmlDeviceGetMigMode": nvml.ERROR_NOT_SUPPORTED}
+	after, err := s.Snapshot(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, gpu.ReasonUnreadable, after.Devices[0].Fault.Reason, "it is divided, and nobody knows how")
+	require.Zero(t, after.Devices[1].Fault)
+}
+
+// A GPU whose XIDs were received, and are not any more, is not one whose driver reports none.
+func TestAWatchedGPUIsNotPolledAfterAnError(t *testing.T) {
+	f, s := newFake(t, gputest.Node("t4", 2), Options{})
+	w := start(t, s)
+	f.locked(func() {
+		f.gpus[0].refuse = map[string]nvml.Return{"nvmlDeviceRegisterEvents": nvml.ERROR_NOT_SUPPORTED}
+	})
+	f.lose(gputest.GPU(1), "calls") // so that a new event set is made
+	w.until(t, gpu.EventUnwatched, gputest.GPU(0))
+	f.locked(func() { f.gpus[0].refuse = nil })
+	w.until(t, gpu.EventChanged, gputest.GPU(0))
 }
 
 // A driver without events, as in WSL, is polled.

@@ -16,11 +16,11 @@ type memory struct {
 	devices    map[gpu.UUID]reading // as last read without an error
 	order      []gpu.UUID           // by index, of the last read
 	facts      map[gpu.UUID]facts
-	noXIDs     map[gpu.UUID]bool // the GPUs that could not be registered for events, because the driver supports none
-	noEvents   bool              // the driver supports no events at all
-	driver     gpu.Driver        // as last read
-	last       []reading         // as last read, with the faults
-	snapshot   []gpu.Device      // of the last Snapshot; nil if there was none since a probe
+	noXIDs     map[gpu.UUID]time.Time // the GPUs that could not be registered for events, as the driver supports none: until when that is believed
+	noEvents   bool                   // the driver supports no events at all
+	driver     gpu.Driver             // as last read
+	last       []reading              // as last read, with the faults
+	snapshot   []gpu.Device           // of the last Snapshot; nil if there was none since a probe
 	snapshotAt time.Time
 	ancestors  map[[2]gpu.PCIAddress]gpu.LinkKind
 	numa       map[gpu.PCIAddress]int
@@ -57,7 +57,7 @@ func (s *Source) settle(all []reading, errs []error) error {
 			r.Index = i
 		}
 		delete(s.memory.facts, r.UUID)
-		r.Fault, r.Notes = faultOf(errs[i]), nil
+		r.Fault, r.Notes, r.Recovery, r.Remap = faultOf(errs[i]), nil, "", gpu.RemapNone // they were not read
 	}
 	if len(s.memory.order) > 0 && len(s.memory.order) != len(all) {
 		clear(s.memory.facts) // a GPU was removed, and may return elsewhere

@@ -17,12 +17,15 @@ func (s *Source) readMIG(o *optionalReads, handle nvml.Device, d *gpu.Device) er
 		return nil
 	}
 	var mode int
-	ret := o.read("nvmlDeviceGetMigMode", func() nvml.Return {
+	ret := o.try("nvmlDeviceGetMigMode", func() nvml.Return {
 		now, _, ret := handle.GetMigMode()
 		mode = now
 		return ret
 	})
-	if isUnsupported(ret) {
+	s.mu.Lock()
+	wasCapable := s.memory.devices[d.UUID].MIGCapable
+	s.mu.Unlock()
+	if isUnsupported(ret) && !wasCapable {
 		return o.err
 	}
 	if err := check("nvmlDeviceGetMigMode", ret); err != nil {
@@ -69,14 +72,19 @@ func (s *Source) keepMaxMIG(id gpu.UUID, most int) {
 	}
 }
 
-// readMIGDevice reads a MIG device. Its attributes and its profile may be unknown.
+// readMIGDevice reads a MIG device. Its attributes may be unknown.
 func (s *Source) readMIGDevice(o *optionalReads, index int, handle nvml.Device) (gpu.MIGDevice, error) {
 	id, ret := handle.GetUUID()
 	if err := check("nvmlDeviceGetUUID of a MIG device", ret); err != nil {
 		return gpu.MIGDevice{}, err
 	}
 	var attributes nvml.DeviceAttributes
-	_ = o.read("nvmlDeviceGetAttributes_v2", func() nvml.Return { return set(&attributes)(handle.GetAttributes()) })
+	ret = o.read("nvmlDeviceGetAttributes_v2", func() nvml.Return { return set(&attributes)(handle.GetAttributes()) })
+	if ret != nvml.SUCCESS && !isUnsupported(ret) { // they are as they were before
+		s.mu.Lock()
+		attributes = o.facts.mig[gpu.UUID(id)].attributes
+		s.mu.Unlock()
+	}
 	instance, ret := handle.GetGpuInstanceId()
 	if err := check("nvmlDeviceGetGpuInstanceId", ret); err != nil {
 		return gpu.MIGDevice{}, err
@@ -108,11 +116,7 @@ func (s *Source) migFactsOf(o *optionalReads, id gpu.UUID, handle nvml.Device, s
 	}
 	var err error
 	if f.profile, err = s.migProfile(handle); err != nil {
-		if isGone(returned(err)) {
-			return f, err
-		}
-		s.reportFailure(err)
-		return f, nil // read again the next time
+		return f, err // without it nobody knows what is offered
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -47,9 +47,9 @@ var refusals = map[string]struct {
 	"nvmlDeviceGetUUID of a MIG device": {other: unreadable, byCode: map[nvml.Return]offer{nvml.ERROR_NOT_FOUND: offered}}, // it was just removed
 	"nvmlDeviceGetGpuInstanceId":        {other: unreadable, byCode: map[nvml.Return]offer{nvml.ERROR_NOT_FOUND: offered}},
 	"nvmlDeviceGetComputeInstanceId":    {other: unreadable, byCode: map[nvml.Return]offer{nvml.ERROR_NOT_FOUND: offered}},
+	"nvmlDeviceGetName of a MIG device": {other: unreadable, byCode: map[nvml.Return]offer{nvml.ERROR_NOT_FOUND: offered}}, // its profile
 	// Without these a GPU works.
 	"nvmlDeviceGetName":                      {other: offered},
-	"nvmlDeviceGetName of a MIG device":      {other: offered},
 	"nvmlDeviceGetMinorNumber":               {other: offered},
 	"nvmlDeviceGetCudaComputeCapability":     {other: offered},
 	"nvmlDeviceGetBrand":                     {other: offered, byCode: map[nvml.Return]offer{nvml.ERROR_GPU_IS_LOST: offered}},

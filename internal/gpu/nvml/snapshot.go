@@ -138,7 +138,13 @@ func (s *Source) readDevices(ctx context.Context, count int) ([]reading, []error
 		leave := acquireSlot(slots)
 		group.Go(func() {
 			defer leave()
-			all[i], errs[i] = call(ctx, s.calls, subject(i), func() (reading, error) { return s.readDevice(i) })
+			all[i], errs[i] = call(ctx, s.calls, subject(i), func() (reading, error) {
+				// Look again: the GPU may have been released while the call waited to begin.
+				if r, out := s.released(count)[i]; out {
+					return r, nil
+				}
+				return s.readDevice(i)
+			})
 			if errs[i] != nil && all[i].UUID == "" {
 				all[i].Device = gpu.Device{Index: i, NUMANode: -1, Minor: -1}
 			}
@@ -215,6 +221,7 @@ func (s *Source) readDevice(index int) (reading, error) {
 	if err := s.readMIG(o, handle, &r.Device); err != nil {
 		return r, err
 	}
+	s.expireFactsAtMIG(r.Device)
 	if err := s.readPartitions(handle, &r.Device); err != nil {
 		return r, err
 	}

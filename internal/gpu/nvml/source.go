@@ -180,7 +180,7 @@ func newSource(lib nvml.Interface, o Options) *Source {
 		lib: lib, partitions: o.Partitions, log: o.Log, probe: o.ProbeInterval, slice: o.Slice, hurried: 10 * time.Second, hurry: make(chan struct{}, 1), quiet: 10 * time.Second,
 		outside: o.ReadOutside, outsideEvery: outsideEvery,
 		fabricInfo: readFabricInfo,
-		memory:     memory{devices: map[gpu.UUID]reading{}, facts: map[gpu.UUID]facts{}, noXIDs: map[gpu.UUID]bool{}, out: map[gpu.UUID]gpu.Fault{}, ancestors: map[[2]gpu.PCIAddress]gpu.LinkKind{}, numa: map[gpu.PCIAddress]int{}, unlisted: map[gpu.UUID]string{}},
+		memory:     memory{devices: map[gpu.UUID]reading{}, facts: map[gpu.UUID]facts{}, noXIDs: map[gpu.UUID]time.Time{}, out: map[gpu.UUID]gpu.Fault{}, ancestors: map[[2]gpu.PCIAddress]gpu.LinkKind{}, numa: map[gpu.PCIAddress]int{}, unlisted: map[gpu.UUID]string{}},
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.NewTextHandler(io.Discard, nil))

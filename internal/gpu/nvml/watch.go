@@ -38,7 +38,7 @@ func (s *Source) Watch(ctx context.Context, ready func(), deliver func(gpu.Event
 	w := &watch{
 		Source: s, ctx: ctx, cancel: cancel, deliver: deliver,
 		waits: make(chan wait), over: make(chan struct{}),
-		unwatched: map[gpu.UUID]bool{}, lastEvent: time.Now(),
+		unwatched: map[gpu.UUID]bool{}, worked: map[gpu.UUID]bool{}, lastEvent: time.Now(),
 		outsideReadings: make(chan outsideReading, 1), outsideReadAt: map[gpu.UUID]time.Time{}, outsideErrors: map[gpu.UUID]string{},
 	}
 	defer w.end()
@@ -64,11 +64,12 @@ type watch struct {
 	seen      []gpu.Device // as of the last probe
 	silent    bool         // the driver did not answer the last probe
 	unwatched map[gpu.UUID]bool
-	strikes   int         // consecutive waits that failed through no GPU's fault
-	shifts    int         // consecutive readings whose indexes had shifted when they were used
-	pending   []gpu.Event // to be delivered
-	again     bool        // probe once pending is delivered
-	letGo     bool        // NVML still has a GPU open that was lost
+	worked    map[gpu.UUID]bool // the GPUs whose XIDs have been received by some event set
+	strikes   int               // consecutive waits that failed through no GPU's fault
+	shifts    int               // consecutive readings whose indexes had shifted when they were used
+	pending   []gpu.Event       // to be delivered
+	again     bool              // probe once pending is delivered
+	letGo     bool              // NVML still has a GPU open that was lost
 	lastEvent time.Time
 	backoff   backoff
 
@@ -144,6 +145,7 @@ func (w *watch) run() error {
 		case <-tick.C:
 			if w.cycled != nil {
 				w.reportSlowCycle()
+				w.reportGap()
 				continue
 			}
 			if err = w.probeAll(); err == nil && w.shouldCycle() {
@@ -204,7 +206,7 @@ func (w *watch) current() *eventSet {
 // events is only polled.
 func (w *watch) renew() error {
 	set, err := w.newEventSet()
-	if errors.Is(err, errNoEvents) {
+	if errors.Is(err, errNoEvents) && len(w.worked) == 0 {
 		w.pollAll()
 		return nil
 	}
@@ -226,18 +228,18 @@ const maxShifts = 3
 func (w *watch) register(set *eventSet) {
 	shifted := false
 	for _, d := range w.seen {
-		if !watchable(d) || set.has(d.UUID) || w.isReleased(d.UUID) || w.isPolled(d.UUID) {
+		if !watchable(d) || set.has(d.UUID) || w.isReleased(d.UUID) || !w.mayRegister(d.UUID) {
 			continue
 		}
 		err := w.registerOne(set, d)
 		switch {
-		case err == nil && w.unwatched[d.UUID]:
-			delete(w.unwatched, d.UUID)
-			w.report(gpu.EventChanged, d.UUID, "its health is watched again")
 		case err == nil:
+			if w.setWatched(d.UUID) {
+				w.report(gpu.EventChanged, d.UUID, "its health is watched again")
+			}
 		case w.ctx.Err() != nil:
 			return
-		case errors.Is(err, errNoEvents):
+		case errors.Is(err, errNoEvents) && !w.worked[d.UUID]: // else it reported XIDs before: that is an error
 			delete(w.unwatched, d.UUID)
 			w.poll(d.UUID)
 		case errors.Is(err, errShifted) && w.shifts < maxShifts:
@@ -263,9 +265,12 @@ func (w *watch) register(set *eventSet) {
 // poll records that the driver reports no XIDs of a GPU, which is then only polled.
 func (w *watch) poll(id gpu.UUID) {
 	w.mu.Lock()
-	w.memory.noXIDs[id] = true
+	_, known := w.memory.noXIDs[id]
+	w.memory.noXIDs[id] = time.Now().Add(factsLast)
 	w.mu.Unlock()
-	w.report(gpu.EventChanged, id, "the driver reports no XIDs of it: it is polled")
+	if !known {
+		w.report(gpu.EventChanged, id, "the driver reports no XIDs of it: it is polled")
+	}
 }
 
 // pollAll records that the driver reports no events at all.
@@ -283,7 +288,28 @@ func (w *watch) pollAll() {
 func (s *Source) isPolled(id gpu.UUID) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.memory.noEvents || s.memory.noXIDs[id]
+	_, polled := s.memory.noXIDs[id]
+	return s.memory.noEvents || polled
+}
+
+// mayRegister reports whether to try to receive a GPU's XIDs: always, but for a while after the driver said that it
+// reports none.
+func (s *Source) mayRegister(id gpu.UUID) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return time.Now().After(s.memory.noXIDs[id])
+}
+
+// setWatched records that the XIDs of a GPU are received. It reports whether they were not before.
+func (w *watch) setWatched(id gpu.UUID) (changed bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	_, polled := w.memory.noXIDs[id]
+	delete(w.memory.noXIDs, id)
+	changed = w.unwatched[id] || polled
+	delete(w.unwatched, id)
+	w.worked[id] = true
+	return changed
 }
 
 // handleWait handles a result of an event set.
@@ -298,7 +324,7 @@ func (w *watch) handleWait(got wait) error {
 		return nil
 	}
 	got.set.stop() // it has ended by itself; this makes current skip it
-	if isUnsupported(got.ret) {
+	if isUnsupported(got.ret) && !got.set.worked.Load() {
 		w.pollAll()
 		return nil
 	}
@@ -345,6 +371,9 @@ func (w *watch) probeAll() error {
 			if old != nil && !reported[event.UUID] {
 				reported[event.UUID] = true
 				w.report(event.Kind, event.UUID, event.Message)
+				if event.Kind == gpu.EventChanged && w.unwatched[event.UUID] {
+					w.report(gpu.EventUnwatched, event.UUID, "its health cannot be watched, as before")
+				}
 			}
 		}
 	}
