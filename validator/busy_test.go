@@ -175,11 +175,27 @@ func TestAGPUInUseIsNoFailedOne(t *testing.T) {
 	busy("ComputeProhibited", 0, "PROHIBITED")
 	r.sim("mode", "--gpu", "1", "--mode", "exclusive-process")
 	passes()
-	job := exec.CommandContext(t.Context(), built.Path(t, "memtest"), "--for", "1h", "--device", "1")
-	job.Env = append(built.Environ(), "LD_LIBRARY_PATH="+r.libraries())
-	require.NoError(t, job.Start())
-	defer func() { _ = job.Process.Kill(); _ = job.Wait() }()
-	require.Eventually(t, func() bool { _, busy, _ := run(); return len(busy) > 0 }, deadline, time.Millisecond)
+	var job *exec.Cmd
+	var ended chan struct{}
+	start := func() {
+		job = exec.CommandContext(t.Context(), built.Path(t, "memtest"), "--for", "1h", "--device", "1")
+		job.Env = append(built.Environ(), "LD_LIBRARY_PATH="+r.libraries())
+		require.NoError(t, job.Start())
+		ended = make(chan struct{})
+		go func(job *exec.Cmd, ended chan struct{}) { defer close(ended); _ = job.Wait() }(job, ended)
+	}
+	start()
+	defer func() { _ = job.Process.Kill(); <-ended }()
+	require.Eventually(t, func() bool {
+		_, busy, _ := run()
+		select {
+		case <-ended: // the GPU was the validator's when it started
+			start()
+			return false
+		default:
+			return len(busy) > 0
+		}
+	}, deadline, time.Millisecond)
 	busy("GPUInUse", 46, "EXCLUSIVE_PROCESS")
 }
 
