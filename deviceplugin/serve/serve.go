@@ -287,7 +287,7 @@ func (s State) heldByPod(d Device, parents map[gpu.UUID]gpu.UUID) (nodestate.Wit
 		if s.account.Err != nil {
 			text += ": " + s.account.Err.Error() + "; next: see that the kubelet runs, and that its PodResources socket is mounted"
 		}
-		return nodestate.Withheld{Reason: ReasonUnknown, Message: text}, true
+		return nodestate.Withheld{Reason: ReasonUnknown, Message: text, Namespace: nodestate.NoNamespace}, true
 	}
 	var holders []string
 	namespace := ""
@@ -307,7 +307,7 @@ func (s State) heldByPod(d Device, parents map[gpu.UUID]gpu.UUID) (nodestate.Wit
 	}
 	for id, at := range s.lastHeld {
 		if d.overlaps(Device{id, parents[id]}) && s.account.Began.Sub(at) < settle {
-			return nodestate.Withheld{Reason: ReasonHeldByPod, Message: "held by a pod until a moment ago"}, true
+			return nodestate.Withheld{Reason: ReasonHeldByPod, Message: "held by a pod until a moment ago", Namespace: nodestate.NoNamespace}, true
 		}
 	}
 	return nodestate.Withheld{}, false

@@ -503,7 +503,7 @@ func TestARefusalNamesNoOtherTenant(t *testing.T) {
 			{GPU: "GPU-0", Reason: "HeldByPod", Message: "held by pod secret/withholder", Namespace: "secret"},
 			{GPU: "GPU-1", Reason: "HeldByPod", Message: "held by pod team/old", Namespace: "team"},
 			{GPU: "GPU-2", Reason: "HeldByPod", Message: "held by pod secret/withholder", Namespace: nodestate.SeveralNamespaces},
-			{GPU: "GPU-3", Reason: "HeldByPod", Message: "held by a pod until a moment ago"}}}}, inventory.Problem{}, nil)
+			{GPU: "GPU-3", Reason: "HeldByPod", Message: "held by a pod until a moment ago", Namespace: nodestate.NoNamespace}}}}, inventory.Problem{}, nil)
 	}
 	withheld.requireRefused(t, allocated("job", "gpu-0"), "device gpu-0 (GPU-0) is withheld: HeldByPod; next: ")
 	withheld.requireRefused(t, allocated("job", "gpu-1"), "device gpu-1 (GPU-1) is withheld: HeldByPod: held by pod team/old; next: ")
@@ -511,6 +511,28 @@ func TestARefusalNamesNoOtherTenant(t *testing.T) {
 	withheld.requireRefused(t, allocated("job", "gpu-3"), "device gpu-3 (GPU-3) is withheld: HeldByPod: held by a pod until a moment ago; next: ")
 	for _, name := range []string{"secret/holder", "secret/sharer", "secret/plain", "secret/forgotten", "secret/lost", "secret/withholder"} {
 		require.Contains(t, log.String(), name, "the administrator learns it")
+	}
+}
+
+// Until the device plugin is upgraded, and has read who holds what, its state has no namespaces.
+func TestWhatAnEarlierVersionWithholdsNamesNoTenant(t *testing.T) {
+	var log strings.Builder
+	b := newBench(t)
+	b.Log = slog.New(slog.NewTextHandler(&log, nil))
+	b.Inventory = func() inventory.Inventory {
+		return inventory.New(nodestate.State{DevicePlugin: &nodestate.DevicePluginInfo{Serve: b.serve, Inventory: b.gpus, Withheld: []nodestate.Withheld{
+			{GPU: "GPU-0", Reason: "HeldByPod", Message: "held by pod secret/a"}, {GPU: "GPU-1", Reason: "HeldByClaim", Message: "held by claim secret/b"},
+			{GPU: "GPU-2", Reason: "Unheard", Message: "of pod secret/c"}}}}, inventory.Problem{}, nil)
+	}
+	for device, want := range map[string]string{
+		"gpu-0": "device gpu-0 (GPU-0) is withheld: HeldByPod; next: ", "gpu-1": "device gpu-1 (GPU-1) is withheld: HeldByClaim; next: ", "gpu-2": "device gpu-2 (GPU-2) is withheld: Unheard; next: ",
+	} {
+		b.requireRefused(t, allocated("job", device), want)
+		_, err := b.prepare(allocated("job", device))
+		require.NotContains(t, err.Error(), "secret")
+	}
+	for _, name := range []string{"pod secret/a", "claim secret/b", "pod secret/c"} {
+		require.Contains(t, log.String(), name)
 	}
 }
 

@@ -147,7 +147,7 @@ func withheldError(c *resourceapi.ResourceClaim, d inventory.Device) error {
 	w := d.Withheld
 	all := string(w.Reason) + ": " + w.Message
 	why := all
-	if w.Namespace != "" && w.Namespace != c.Namespace {
+	if !w.MayShow(c.Namespace) {
 		why = string(w.Reason)
 	}
 	return refusal{fmt.Errorf("device %s is withheld: %s; next: wait until that has ended, or delete this pod, so that it is scheduled again", d, why), all}

@@ -170,8 +170,10 @@ func New(s nodestate.State, problem Problem, roots PCIeRoots, created ...gpu.Pla
 	})
 	for _, g := range gpus {
 		devices := devicesOf(g, s.Driver, roots)
+		if info.MIG == nodestate.MIGDynamic && g.MIGEnabled {
+			devices = withoutCreated(devices, created) // even if the profiles are not known
+		}
 		if info.MIG == nodestate.MIGDynamic && g.Minor >= 0 && len(g.Profiles) > 0 && !excluded[g.UUID] {
-			devices = withoutCreated(devices, created)
 			// The number of a missing GPU, and so the name of its counters, may be another's by now.
 			if set, partitions := partitionsOf(g, s.Driver, roots, created); !inv.hasCounters(set.Name) {
 				devices = append(devices, partitions...)

@@ -335,6 +335,17 @@ func TestAMIGDeviceWhosePlaceIsNotKnownIsNotOffered(t *testing.T) {
 	require.Equal(t, all, names(New(dynamic(g), Problem{}, nil, own[1:]...)))
 }
 
+// Where the driver lists neither profiles nor instances, each MIG device may be a claim's.
+func TestOfUnknownPartitionsNoMIGDeviceIsOffered(t *testing.T) {
+	g, own := tenants(t)
+	g.Profiles = nil
+	require.Equal(t, []string{"gpu-1-mig-3g40gb-2-0"}, names(New(dynamic(g), Problem{}, nil, own...)), "a person's, whose place is known")
+	g.Instances, g.Condition, g.Whole = nil, healthy, nil
+	require.Empty(t, names(New(dynamic(g), Problem{}, nil, own...)))
+	require.Empty(t, names(New(dynamic(g), Problem{}, nil)), "the record of claims is lost, or of another driver")
+	require.Len(t, names(New(served(g), Problem{}, nil)), 3, "without --mig=dynamic all are a person's")
+}
+
 // Pods on it are evicted by its taint.
 func TestPartitionsOfAMissingGPUStayPublished(t *testing.T) {
 	g, own := tenants(t)

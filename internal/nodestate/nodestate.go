@@ -215,6 +215,9 @@ type MPSInfo struct {
 	// Claimed lists the GPUs whose compute mode the writer has set, or is about to
 	// set, and has not restored.
 	Claimed []gpu.UUID `json:"claimed,omitempty"`
+	// ClaimsLost reports that a state of this boot could not be read, so that Claimed may lack GPUs whose
+	// mode an earlier process has set.
+	ClaimsLost bool `json:"claimsLost,omitempty"`
 }
 
 // MPSResource is the control daemon of one resource.

@@ -19,13 +19,22 @@ type Withheld struct {
 	Reason  gpu.Reason `json:"reason"`
 	Message string     `json:"message,omitempty"` // who holds it
 	Since   time.Time  `json:"since,omitzero"`    // of Reason
-	// Namespace is the namespace of the pods and claims that Message names; it may be shown to no other.
-	// SeveralNamespaces: no one may see it but the administrator. "": it names none.
+	// Namespace is the namespace of the pods and claims that Message names: see MayShow. "": not known,
+	// as in what earlier versions have written.
 	Namespace string `json:"namespace,omitempty"`
 }
 
-// SeveralNamespaces is the value of Withheld.Namespace for holders of several namespaces, or of unknown ones.
-const SeveralNamespaces = "*"
+// The values of Withheld.Namespace that are no namespace.
+const (
+	SeveralNamespaces = "*" // there are holders of several, or of unknown ones
+	NoNamespace       = "-" // Message names no pod and no claim
+)
+
+// MayShow reports whether Message may be shown in a namespace. One that names others is for the
+// administrator alone.
+func (w Withheld) MayShow(namespace string) bool {
+	return w.Namespace == NoNamespace || w.Namespace != "" && w.Namespace == namespace
+}
 
 // DRADriverInfo describes what gpu-dra-driver offers, and what it has not released since the device
 // plugin offers the GPUs.

@@ -104,7 +104,9 @@ type Driver struct {
 	Info    nodestate.DriverInfo
 	DevRoot string // host path
 	LibDir  string // the folder of its libraries, as this process sees it
-	GPUs    []gpu.Device
+	// Module identifies one loading of the kernel module; "": not known, as with a simulated driver.
+	Module string
+	GPUs   []gpu.Device
 	// OnDemand reports whether MIG devices are created for claims. They come and go, and belong to the
 	// pods with the claims: GPUs has none then, and nothing is run on them.
 	OnDemand bool
@@ -145,10 +147,13 @@ func (d Driver) Subject() string {
 	return b.String()
 }
 
-// Files identifies the driver and the files of it that a CUDA program loads.
+// Files identifies the driver, as it is loaded, and the files of it that a CUDA program loads.
 func (d Driver) Files() string {
 	var b strings.Builder
 	fmt.Fprint(&b, d.Info, d.LibDir)
+	if d.Module != "" {
+		fmt.Fprint(&b, " ", d.Module)
+	}
 	for _, library := range []string{"libcuda.so.1", "libnvidia-ml.so.1"} {
 		if info, err := os.Stat(d.LibDir + "/" + library); err == nil {
 			fmt.Fprint(&b, " ", info.Size(), " ", info.ModTime().UnixNano())

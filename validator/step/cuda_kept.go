@@ -31,7 +31,7 @@ const (
 type keptProof struct {
 	Version int    `json:"version"`
 	BootID  string `json:"bootID"`
-	// Driver is check.Driver.Files: the driver, and size and time of its libraries.
+	// Driver is check.Driver.Files: the driver, as it is loaded, and size and time of its libraries.
 	Driver string `json:"driver"`
 	// Toolkit is the generation of what the toolkit injects, without MIG instances; "": not known.
 	Toolkit string                `json:"toolkit,omitempty"`

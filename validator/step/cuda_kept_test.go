@@ -96,8 +96,9 @@ func TestWhatChangesTheDriverOrTheBootEndsTheProof(t *testing.T) {
 	_, ran := k.restart()
 	require.Len(t, ran, 1)
 	for what, change := range map[string]func(){
-		"the driver": func() { k.d.Info.Version = "590.10.01" },
-		"a library":  func() { require.NoError(t, os.WriteFile(filepath.Join(libs, "libcuda.so.1"), []byte("bb"), 0o644)) },
+		"the driver":                    func() { k.d.Info.Version = "590.10.01" },
+		"the same driver, loaded again": func() { k.d.Module = "another" },
+		"a library":                     func() { require.NoError(t, os.WriteFile(filepath.Join(libs, "libcuda.so.1"), []byte("bb"), 0o644)) },
 		"a library's time": func() {
 			require.NoError(t, os.Chtimes(filepath.Join(libs, "libcuda.so.1"), time.Now(), time.Unix(1, 0)))
 		},

@@ -31,8 +31,8 @@ var (
 )
 
 // readPartitions reads the profiles of a GPU in MIG mode and the GPU instances that exist. If only that
-// fails, they are those of the last reading: the GPU itself may be well, and others use it. Without the
-// permission to read them at all there is no partition to offer, which is an error.
+// fails, they are those of the last reading: the GPU itself may be well, and others use it. If nothing was
+// read before, that is an error: a MIG device whose GPU instance is not known may be a claim's.
 func (s *Source) readPartitions(handle nvml.Device, d *gpu.Device) error {
 	if !s.partitions || !d.MIGEnabled || !s.hasAll(readingPartitions...) {
 		return nil
@@ -40,13 +40,13 @@ func (s *Source) readPartitions(handle nvml.Device, d *gpu.Device) error {
 	profiles, instances, err := s.listPartitions(handle, d.MemoryBytes)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	before, known := s.memory.devices[d.UUID]
+	before := s.memory.devices[d.UUID]
 	switch {
 	case err == nil:
 		d.Profiles, d.Instances = profiles, instances
 		delete(s.memory.unlisted, d.UUID)
 		return nil
-	case wholeDriver(err), faultOf(err).Reason != gpu.ReasonUnreadable, errors.Is(err, gpu.ErrNoPermission) && !known:
+	case wholeDriver(err), faultOf(err).Reason != gpu.ReasonUnreadable, len(before.Profiles) == 0:
 		return err
 	}
 	d.Profiles, d.Instances = before.Profiles, before.Instances

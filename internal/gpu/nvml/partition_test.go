@@ -218,6 +218,35 @@ func TestPartitionsThatCannotBeReadAreThoseOfBefore(t *testing.T) {
 	require.Equal(t, gpu.ReasonLost, snap.Devices[1].Fault.Reason)
 }
 
+// A new process, or one that has seen the GPU without MIG mode only, cannot tell whose the MIG devices are.
+func TestPartitionsThatWereNeverReadMakeTheGPUUnreadable(t *testing.T) {
+	for _, ret := range []nvml.Return{nvml.ERROR_UNKNOWN, nvml.ERROR_IN_USE, nvml.ERROR_NO_PERMISSION, nvml.ERROR_TIMEOUT} {
+		for name, before := range map[string]func(*fake, *Source, gpu.UUID){
+			"not read": func(_ *fake, s *Source, _ gpu.UUID) { clear(s.memory.devices) },
+			"MIG mode was off": func(f *fake, s *Source, id gpu.UUID) {
+				f.locked(func() { f.find(id).device.MIGEnabled = false })
+				_, err := s.Snapshot(t.Context())
+				require.NoError(t, err)
+				f.locked(func() { f.find(id).device.MIGEnabled = true })
+			},
+		} {
+			f, s, at := newPartitionFake(t)
+			before(f, s, at.GPU)
+			f.locked(func() { f.find(at.GPU).instances = ret })
+			snap, err := s.Snapshot(t.Context())
+			require.NoError(t, err)
+			require.Equal(t, gpu.ReasonUnreadable, snap.Devices[1].Fault.Reason, "%s: %v", name, ret)
+			require.Empty(t, snap.Devices[0].Fault)
+
+			f.locked(func() { f.find(at.GPU).instances = nvml.SUCCESS })
+			snap, err = s.Snapshot(t.Context())
+			require.NoError(t, err)
+			require.Empty(t, snap.Devices[1].Fault)
+			require.NotEmpty(t, snap.Devices[1].Profiles)
+		}
+	}
+}
+
 func TestAProfileWithoutANameHasItsNumber(t *testing.T) {
 	_, s, _ := newPartitionFake(t)
 	snap, err := s.Snapshot(t.Context())
