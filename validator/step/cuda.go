@@ -69,7 +69,7 @@ func (c *cudaCheck) check(ctx context.Context, node check.Node, driver check.Dri
 		}
 	}
 	o := judgeSamples(node, driver, units, results)
-	if err := c.storeKept(node, kept); err != nil && o.Kind == check.Passed {
+	if err := c.storeKept(node, kept); err != nil {
 		o.Notes = append(o.Notes, "the proof will not survive a restart of the validator: "+err.Error())
 	}
 	return o

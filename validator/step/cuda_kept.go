@@ -127,11 +127,11 @@ func (k keptProof) equal(other keptProof) bool {
 		maps.EqualFunc(k.Units, other.Units, func(a, b keptUnit) bool { return a.Place == b.Place && a.Seconds == b.Seconds && a.Time.Equal(b.Time) })
 }
 
-// write replaces the file.
+// write replaces the file. What was proven and no longer is must not stay, also where there is no room.
 func (k keptProof) write(path string) error {
 	data, err := json.Marshal(k)
 	if err != nil {
 		return err
 	}
-	return record.Write(path, append(data, '\n'))
+	return record.Replace(path, append(data, '\n'))
 }

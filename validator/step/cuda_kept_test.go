@@ -203,6 +203,29 @@ func TestAProofThatCannotBeKeptIsStillOne(t *testing.T) {
 	require.Len(t, ran, 1, "of the first check only")
 }
 
+func TestAProofThatIsWrongDoesNotStay(t *testing.T) {
+	k := newKeeper(t, 2)
+	k.restart()
+	data, err := os.ReadFile(k.node.KeptProof)
+	require.NoError(t, err)
+	// Beside a file with so long a name no temporary file can be made, as without a free inode.
+	k.node.KeptProof = filepath.Join(filepath.Dir(k.node.KeptProof), strings.Repeat("p", 250))
+	require.NoError(t, os.WriteFile(k.node.KeptProof, data, 0o644))
+	k.d.GPUs[1].Fault = gpu.Fault{Reason: gpu.ReasonLost}
+	o, ran := k.restart()
+	require.Empty(t, ran)
+	require.Empty(t, o.Notes)
+	k.d.GPUs[1].Fault = gpu.Fault{}
+	_, ran = k.restart()
+	require.Equal(t, []gpu.UUID{k.d.GPUs[1].UUID}, ran)
+
+	k.node.KeptProof = filepath.Join(cudaTestNode(t, "").VectorAdd, KeptProofName) // a file in the folder's place
+	k.node.VectorAdd = cudaTestNode(t, failsOn(k.d.GPUs[0].UUID, 700)).VectorAdd
+	o = (&cudaCheck{}).check(t.Context(), k.node, k.d)
+	require.Equal(t, check.Failed, o.Kind)
+	require.Contains(t, strings.Join(o.Notes, " "), "will not survive a restart", "nor does what passed beside it")
+}
+
 func TestOnlyWhatFailedIsTriedAgain(t *testing.T) {
 	k := newKeeper(t, 3)
 	bad := k.d.GPUs[1].UUID
