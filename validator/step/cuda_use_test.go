@@ -43,6 +43,13 @@ func (l *lister) hold(name string, ids ...string) {
 	}})
 }
 
+// release ends all pods.
+func (l *lister) release() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.pods = nil
+}
+
 // claim gives CDI devices to a pod through a claim.
 func (l *lister) claim(name string, cdi ...string) {
 	l.mu.Lock()
