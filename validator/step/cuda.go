@@ -91,13 +91,19 @@ func (c *cudaCheck) storeKept(node check.Node, kept keptProof) error {
 // unitResult is the result of one unit: that of the sample, a kept one, or none since others use the unit.
 type unitResult struct {
 	probe.SampleResult
-	kept bool            // from an earlier check, at
-	at   time.Time       // of the pass, of a kept one
-	busy *check.Unproven // nil: nobody was in the way
+	kept   bool            // from an earlier check, at
+	at     time.Time       // of the pass, of a kept one
+	busy   *check.Unproven // nil: nobody was in the way
+	client bool            // the sample was a client of an MPS control daemon
 }
 
 func (r unitResult) isPassed() bool { return r.busy == nil && r.Outcome == probe.SamplePassed }
 func (r unitResult) isFailed() bool { return r.busy == nil && r.Outcome != probe.SamplePassed }
+
+// isInDoubt reports whether others may be the cause of the failure. A client of MPS waits for other clients.
+func (r unitResult) isInDoubt() bool {
+	return r.busy == nil && (r.MeansInUse() || r.client && r.Outcome == probe.SampleNoResult)
+}
 
 // runSamples runs the sample on the units that are not proven and that nobody uses. One that others use and
 // that has failed before has failed.
@@ -138,13 +144,13 @@ func runOpen(ctx context.Context, node check.Node, driver check.Driver, units []
 	}
 	// Errors are in the results, not in the group, so that all GPUs are tried.
 	_ = group.Wait()
-	if !slices.ContainsFunc(results, func(r unitResult) bool { return r.busy == nil && r.MeansInUse() }) {
+	if !slices.ContainsFunc(results, unitResult.isInDoubt) {
 		return results
 	}
 	use = readUse(ctx, node, driver) // somebody may have come meanwhile
 	for i := range results {
-		if r := &results[i]; r.busy == nil && r.MeansInUse() {
-			r.busy = use.after(units[i], r.Answer.Code)
+		if r := &results[i]; r.isInDoubt() {
+			r.busy = use.after(units[i], *r)
 		}
 	}
 	return results
@@ -175,7 +181,7 @@ func tryUnit(ctx context.Context, node check.Node, driver check.Driver, u check.
 		}
 		return unitResult{SampleResult: r}
 	}
-	return unitResult{SampleResult: runVectorAdd(ctx, node, driver, u, mps)}
+	return unitResult{SampleResult: runVectorAdd(ctx, node, driver, u, mps), client: mps.pipe != ""}
 }
 
 func judgeSamples(node check.Node, driver check.Driver, units []check.Unit, results []unitResult) check.Outcome {

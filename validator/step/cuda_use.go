@@ -131,17 +131,20 @@ func (u usedGPUs) before(unit check.Unit) (busy *check.Unproven, client mpsShare
 }
 
 // after returns who makes a sample fail on a good GPU; nil: nobody, so that the failure counts.
-func (u usedGPUs) after(unit check.Unit, code int) *check.Unproven {
+func (u usedGPUs) after(unit check.Unit, r unitResult) *check.Unproven {
+	code, hangs := r.Answer.Code, r.Outcome == probe.SampleNoResult
 	_, shared := u.mps[unit.UUID]
 	mode := u.modeOf(unit)
 	var busy *check.Unproven
 	switch {
 	case mode == gpu.ComputeProhibited:
 		busy = u.unproven(unit, ReasonProhibited, "its compute mode is "+mode.String())
-	case len(u.podsOf(unit)) > 0 || len(u.usage[unit.UUID].Processes) > 0:
+	case len(u.podsOf(unit)) > 0 || !hangs && len(u.usage[unit.UUID].Processes) > 0: // the daemon's server is one
 		busy = u.unproven(unit, ReasonInUse, "")
 	case u.silent != nil:
 		busy = u.unproven(unit, ReasonInUse, u.unknown())
+	case hangs:
+		return nil
 	case shared:
 		busy = u.unproven(unit, ReasonInUse, "its MPS control daemon does not serve another client")
 	case mode == gpu.ComputeExclusive && code == probe.CUDADeviceUnavailable:

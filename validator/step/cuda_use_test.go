@@ -281,6 +281,28 @@ echo "{\"passed\": true, \"uuid\": \"$CUDA_VISIBLE_DEVICES\"}"`)
 	o = checkCUDA(t.Context(), n, d)
 	require.Equal(t, check.Passed, o.Kind, "%+v", o.NotReady)
 	require.Equal(t, ReasonInUse, o.Proof.Unproven[shared], "the daemon has no room for another client")
+
+	n.VectorAdd = cudaTestNode(t, `if [ "$CUDA_VISIBLE_DEVICES" = `+string(shared)+` ]; then sleep 1000 & wait; fi
+echo "{\"passed\": true, \"uuid\": \"$CUDA_VISIBLE_DEVICES\"}"`).VectorAdd
+	n.CUDATimeout = 3 * time.Second
+	o = checkCUDA(t.Context(), n, d)
+	require.Equal(t, check.Failed, o.Kind, "nobody else is a client")
+	require.Equal(t, reasonSampleTimeout, o.NotReady.Reason)
+	kubelet := serveKubelet(t, &n)
+	served := n.PodResources
+	n.PodResources = "/kubelet.sock"
+	require.NoError(t, os.Symlink(served, root.Root.Path(n.PodResources)))
+	asked := false
+	n.ReadUsage = func(context.Context, check.Node) (map[gpu.UUID]gpu.Usage, error) {
+		if !asked {
+			asked = true
+			kubelet.hold("job", string(shared)+"::0") // after the kubelet was asked
+		}
+		return nil, nil
+	}
+	o = checkCUDA(t.Context(), n, d)
+	require.Equal(t, check.Passed, o.Kind, "%+v", o.NotReady)
+	require.Equal(t, ReasonInUse, o.Proof.Unproven[shared], "another client may be before it")
 }
 
 // A kubelet that does not answer has not said that nobody holds a GPU.
