@@ -178,8 +178,8 @@ var validatorReasons = []group{
 		},
 		{
 			Reason: "GPUInUse",
-			Meaning: "note: GPUs are not proven now, since pods or processes use them, which the message names. `vectoradd` was not " +
-				"run there, or found no room (error 2) or no access (46)",
+			Meaning: "note: GPUs are not proven now, since pods or processes use them, which the message names, or the kubelet " +
+				"does not tell. `vectoradd` was not run there, or found no room (error 2) or no access (46)",
 			Next: "nothing: it is tried again, and passes once they are free",
 		},
 		{

@@ -103,6 +103,7 @@ type SampleResult struct {
 	Outcome SampleOutcome
 	Answer  SampleAnswer
 	Message string // why, unless it passed
+	Ran     bool   // the program was started
 	Elapsed time.Duration
 }
 
@@ -170,7 +171,7 @@ func RunSample(ctx context.Context, j SampleJob) SampleResult {
 		err = cmd.Wait()
 	}
 	r := evaluateSample(j, err, stdout.Bytes(), stderr.String())
-	r.Elapsed = time.Since(start)
+	r.Ran, r.Elapsed = cmd.Process != nil, time.Since(start)
 	if ctx.Err() != nil && r.Outcome != SamplePassed {
 		r.Outcome, r.Message = SampleNoResult, fmt.Sprintf("no result in %v", j.Timeout.Round(100*time.Millisecond))
 	}

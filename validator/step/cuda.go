@@ -30,9 +30,11 @@ const (
 
 // cudaCheck checks layer cuda: every GPU and MIG device computes. It runs the vectorAdd sample, a separate
 // program, on each of them, even if one fails. It runs nothing where vectorAdd has passed in this boot
-// with the same driver, and nothing on what others use: a GPU in use is not one that failed.
+// with the same driver, and nothing on what others use: a GPU in use is not one that failed, unless it
+// failed before they had it.
 type cudaCheck struct {
-	kept keptProof // of this process; without a BootID: nothing was checked yet
+	kept  keptProof // of this process; without a BootID: nothing was checked yet
+	saved bool      // the file has kept
 }
 
 // checkCUDA checks layer cuda without earlier proofs of this process.
@@ -63,13 +65,9 @@ func (c *cudaCheck) check(ctx context.Context, node check.Node, driver check.Dri
 		kept = earlier.within(kept, units)
 	}
 	results := runSamples(ctx, node, driver, units, kept)
-	for i, u := range units {
-		if r := results[i]; r.isPassed() && !r.kept {
-			kept.Units[u.UUID] = keptUnit{Place: placeOf(u), Time: time.Now().UTC(), Seconds: r.Elapsed.Seconds()}
-		}
-	}
+	kept.add(units, results, ctx.Err() != nil)
 	o := judgeSamples(node, driver, units, results)
-	if err := c.storeKept(node, kept); err != nil && o.Kind == check.Passed {
+	if err := c.storeKept(node, kept); err != nil {
 		o.Notes = append(o.Notes, "the proof will not survive a restart of the validator: "+err.Error())
 	}
 	return o
@@ -80,31 +78,47 @@ func (c *cudaCheck) storeKept(node check.Node, kept keptProof) error {
 	if node.KeptProof == "" {
 		return nil
 	}
-	known := c.kept.equal(kept)
+	known := c.saved && c.kept.equal(kept)
 	c.kept = kept
 	if known {
 		return nil
 	}
 	err := kept.write(node.KeptProof)
-	if err != nil {
-		c.kept.Driver = "" // differs from the next, which is written then
-	}
+	c.saved = err == nil
 	return err
 }
 
 // unitResult is the result of one unit: that of the sample, a kept one, or none since others use the unit.
 type unitResult struct {
 	probe.SampleResult
-	kept bool            // from an earlier check, at
-	at   time.Time       // of the pass, of a kept one
-	busy *check.Unproven // nil: nobody was in the way
+	kept   bool            // from an earlier check, at
+	at     time.Time       // of the pass, of a kept one
+	busy   *check.Unproven // nil: nobody was in the way
+	client bool            // the sample was a client of an MPS control daemon
 }
 
 func (r unitResult) isPassed() bool { return r.busy == nil && r.Outcome == probe.SamplePassed }
 func (r unitResult) isFailed() bool { return r.busy == nil && r.Outcome != probe.SamplePassed }
 
-// runSamples runs the sample on the units that are not proven and that nobody uses.
+// isInDoubt reports whether others may be the cause of the failure. A client of MPS waits for other clients.
+func (r unitResult) isInDoubt() bool {
+	return r.busy == nil && (r.MeansInUse() || r.client && r.Outcome == probe.SampleNoResult)
+}
+
+// runSamples runs the sample on the units that are not proven and that nobody uses. One that others use and
+// that has failed before has failed.
 func runSamples(ctx context.Context, node check.Node, driver check.Driver, units []check.Unit, kept keptProof) []unitResult {
+	results := runOpen(ctx, node, driver, units, kept)
+	for i, r := range results {
+		if failure, ok := kept.Failed[units[i].UUID]; ok && r.busy != nil {
+			results[i] = failure.again(*r.busy)
+		}
+	}
+	return results
+}
+
+// runOpen runs the sample on the units that are not proven and that nobody uses.
+func runOpen(ctx context.Context, node check.Node, driver check.Driver, units []check.Unit, kept keptProof) []unitResult {
 	results := make([]unitResult, len(units))
 	var open []int
 	for i, u := range units {
@@ -130,13 +144,13 @@ func runSamples(ctx context.Context, node check.Node, driver check.Driver, units
 	}
 	// Errors are in the results, not in the group, so that all GPUs are tried.
 	_ = group.Wait()
-	if !slices.ContainsFunc(results, func(r unitResult) bool { return r.busy == nil && r.MeansInUse() }) {
+	if !slices.ContainsFunc(results, unitResult.isInDoubt) {
 		return results
 	}
 	use = readUse(ctx, node, driver) // somebody may have come meanwhile
 	for i := range results {
-		if r := &results[i]; r.busy == nil && r.MeansInUse() {
-			r.busy = use.after(units[i], r.Answer.Code)
+		if r := &results[i]; r.isInDoubt() {
+			r.busy = use.after(units[i], *r)
 		}
 	}
 	return results
@@ -167,7 +181,7 @@ func tryUnit(ctx context.Context, node check.Node, driver check.Driver, u check.
 		}
 		return unitResult{SampleResult: r}
 	}
-	return unitResult{SampleResult: runVectorAdd(ctx, node, driver, u, mps)}
+	return unitResult{SampleResult: runVectorAdd(ctx, node, driver, u, mps), client: mps.pipe != ""}
 }
 
 func judgeSamples(node check.Node, driver check.Driver, units []check.Unit, results []unitResult) check.Outcome {

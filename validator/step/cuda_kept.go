@@ -14,6 +14,7 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 	"github.com/gpuready/gpuready/validator/check"
+	"github.com/gpuready/gpuready/validator/probe"
 )
 
 // KeptProofName is the name of the file beside cuda-ready that keeps the proof of layer cuda over
@@ -22,12 +23,13 @@ const KeptProofName = "cuda-proof.json"
 
 const (
 	keptVersion  = 1
-	maxKeptBytes = 64 << 10 // 16 GPUs with 7 MIG devices each take 20 kB
+	maxKeptBytes = 512 << 10 // 16 GPUs with 7 MIG devices each take 20 kB, or 200 kB if all have failed
 	maxKeptUnits = 256
+	maxKeptText  = 300
 )
 
-// keptProof lists the GPUs and MIG devices on which vectorAdd passed, and on what that depends. It
-// holds for one boot.
+// keptProof lists the GPUs and MIG devices on which vectorAdd passed or failed, and on what that depends.
+// It holds for one boot.
 type keptProof struct {
 	Version int    `json:"version"`
 	BootID  string `json:"bootID"`
@@ -36,6 +38,9 @@ type keptProof struct {
 	// Toolkit is the generation of what the toolkit injects, without MIG instances; "": not known.
 	Toolkit string                `json:"toolkit,omitempty"`
 	Units   map[gpu.UUID]keptUnit `json:"units"`
+	// Failed lists the devices on which vectorAdd failed in a way in which it fails on no good GPU, and has
+	// not passed since. Nobody who uses such a device makes it a good one.
+	Failed map[gpu.UUID]keptFailure `json:"failed,omitempty"`
 }
 
 // keptUnit is a GPU or MIG device on which vectorAdd passed.
@@ -43,6 +48,35 @@ type keptUnit struct {
 	Place   string    `json:"place"` // see placeOf
 	Time    time.Time `json:"time"`
 	Seconds float64   `json:"seconds"`
+}
+
+// keptFailure is the failure of vectorAdd on a GPU or MIG device.
+type keptFailure struct {
+	Place   string     `json:"place"`
+	Time    time.Time  `json:"time"`
+	Reason  gpu.Reason `json:"reason"` // reasonSampleFailed or reasonSampleTimeout
+	Message string     `json:"message"`
+}
+
+// newKeptFailure returns the failure of a unit; false: it says nothing of the unit.
+func newKeptFailure(u check.Unit, r unitResult) (keptFailure, bool) {
+	if !r.isFailed() || r.kept || !r.Ran || r.MeansInUse() {
+		return keptFailure{}, false
+	}
+	f := keptFailure{Place: placeOf(u), Time: time.Now().UTC(), Reason: reasonSampleFailed, Message: record.Clean(r.Message, maxKeptText)}
+	if r.Outcome == probe.SampleNoResult {
+		f.Reason = reasonSampleTimeout
+	}
+	return f, true
+}
+
+// again returns the failure as the result of a unit that is not tried now, since others use it.
+func (f keptFailure) again(busy check.Unproven) unitResult {
+	r := probe.SampleResult{Outcome: probe.SampleFailed, Message: fmt.Sprintf("%s (at %s, and not tried since: %s)", f.Message, f.Time.UTC().Format(time.RFC3339), busy.Message)}
+	if f.Reason == reasonSampleTimeout {
+		r.Outcome = probe.SampleNoResult
+	}
+	return unitResult{SampleResult: r, kept: true, at: f.Time}
 }
 
 // placeOf identifies the hardware behind a UUID: a MIG device that is created again in another size has
@@ -58,7 +92,7 @@ func placeOf(u check.Unit) string {
 
 // newKeptProof returns a proof of nothing for a node and its driver.
 func newKeptProof(node check.Node, driver check.Driver) keptProof {
-	return keptProof{Version: keptVersion, BootID: node.BootID, Driver: driver.Files(), Toolkit: toolkitGeneration(node), Units: map[gpu.UUID]keptUnit{}}
+	return keptProof{Version: keptVersion, BootID: node.BootID, Driver: driver.Files(), Toolkit: toolkitGeneration(node), Units: map[gpu.UUID]keptUnit{}, Failed: map[gpu.UUID]keptFailure{}}
 }
 
 // toolkitGeneration returns the generation of what this process got from the toolkit or, outside of
@@ -93,8 +127,8 @@ func readKept(path string) (keptProof, error) {
 	if k.Version != keptVersion {
 		return keptProof{}, fmt.Errorf("version %d is not %d", k.Version, keptVersion)
 	}
-	if len(k.Units) > maxKeptUnits {
-		return keptProof{}, fmt.Errorf("%d GPUs are too many", len(k.Units))
+	if n := max(len(k.Units), len(k.Failed)); n > maxKeptUnits {
+		return keptProof{}, fmt.Errorf("%d GPUs are too many", n)
 	}
 	for id, u := range k.Units {
 		if u.Time.IsZero() || u.Seconds < 0 {
@@ -104,34 +138,68 @@ func readKept(path string) (keptProof, error) {
 	return k, nil
 }
 
-// within returns what of k still holds for the units of a driver: those with the same hardware, driver and
-// injection in the same boot.
+// within returns what of k still holds for the units of a driver: the passes of those with the same hardware,
+// driver and injection in the same boot. Failures need not have the same injection, and those of units that
+// are away stay, since a GPU may be lost for a moment.
 func (k keptProof) within(now keptProof, units []check.Unit) keptProof {
-	if k.BootID != now.BootID || k.Driver != now.Driver || k.Toolkit != "" && now.Toolkit != "" && k.Toolkit != now.Toolkit {
+	if k.BootID != now.BootID || k.Driver != now.Driver {
+		return now
+	}
+	gone := maps.Clone(k.Failed)
+	for _, u := range units {
+		if old, ok := k.Failed[u.UUID]; ok && old.Place == placeOf(u) {
+			now.Failed[u.UUID] = old
+		}
+		delete(gone, u.UUID)
+	}
+	for id, old := range gone {
+		if len(now.Failed) < maxKeptUnits/2 {
+			now.Failed[id] = old
+		}
+	}
+	if k.Toolkit != "" && now.Toolkit != "" && k.Toolkit != now.Toolkit {
 		return now
 	}
 	if now.Toolkit == "" {
 		now.Toolkit = k.Toolkit
 	}
 	for _, u := range units {
-		if old, ok := k.Units[u.UUID]; ok && old.Place == placeOf(u) {
+		_, failed := now.Failed[u.UUID]
+		if old, ok := k.Units[u.UUID]; ok && !failed && old.Place == placeOf(u) {
 			now.Units[u.UUID] = old
 		}
 	}
 	return now
 }
 
+// add adds the results of samples that ran. If ended, samples without a result were ended by us.
+func (k keptProof) add(units []check.Unit, results []unitResult, ended bool) {
+	for i, u := range units {
+		r := results[i]
+		if r.isPassed() && !r.kept {
+			k.Units[u.UUID] = keptUnit{Place: placeOf(u), Time: time.Now().UTC(), Seconds: r.Elapsed.Seconds()}
+			delete(k.Failed, u.UUID)
+		}
+		if f, ok := newKeptFailure(u, r); ok && !(ended && r.Outcome == probe.SampleNoResult) {
+			k.Failed[u.UUID] = f
+		}
+	}
+}
+
 // equal reports whether two proofs are the same.
 func (k keptProof) equal(other keptProof) bool {
 	return k.Version == other.Version && k.BootID == other.BootID && k.Driver == other.Driver && k.Toolkit == other.Toolkit &&
-		maps.EqualFunc(k.Units, other.Units, func(a, b keptUnit) bool { return a.Place == b.Place && a.Seconds == b.Seconds && a.Time.Equal(b.Time) })
+		maps.EqualFunc(k.Units, other.Units, func(a, b keptUnit) bool { return a.Place == b.Place && a.Seconds == b.Seconds && a.Time.Equal(b.Time) }) &&
+		maps.EqualFunc(k.Failed, other.Failed, func(a, b keptFailure) bool {
+			return a.Place == b.Place && a.Reason == b.Reason && a.Message == b.Message && a.Time.Equal(b.Time)
+		})
 }
 
-// write replaces the file.
+// write replaces the file. What was proven and no longer is must not stay, also where there is no room.
 func (k keptProof) write(path string) error {
 	data, err := json.Marshal(k)
 	if err != nil {
 		return err
 	}
-	return record.Write(path, append(data, '\n'))
+	return record.Replace(path, append(data, '\n'))
 }

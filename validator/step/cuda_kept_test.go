@@ -204,6 +204,29 @@ func TestAProofThatCannotBeKeptIsStillOne(t *testing.T) {
 	require.Len(t, ran, 1, "of the first check only")
 }
 
+func TestAProofThatIsWrongDoesNotStay(t *testing.T) {
+	k := newKeeper(t, 2)
+	k.restart()
+	data, err := os.ReadFile(k.node.KeptProof)
+	require.NoError(t, err)
+	// Beside a file with so long a name no temporary file can be made, as without a free inode.
+	k.node.KeptProof = filepath.Join(filepath.Dir(k.node.KeptProof), strings.Repeat("p", 250))
+	require.NoError(t, os.WriteFile(k.node.KeptProof, data, 0o644))
+	k.d.GPUs[1].Fault = gpu.Fault{Reason: gpu.ReasonLost}
+	o, ran := k.restart()
+	require.Empty(t, ran)
+	require.Empty(t, o.Notes)
+	k.d.GPUs[1].Fault = gpu.Fault{}
+	_, ran = k.restart()
+	require.Equal(t, []gpu.UUID{k.d.GPUs[1].UUID}, ran)
+
+	k.node.KeptProof = filepath.Join(cudaTestNode(t, "").VectorAdd, KeptProofName) // a file in the folder's place
+	k.node.VectorAdd = cudaTestNode(t, failsOn(k.d.GPUs[0].UUID, 700)).VectorAdd
+	o = (&cudaCheck{}).check(t.Context(), k.node, k.d)
+	require.Equal(t, check.Failed, o.Kind)
+	require.Contains(t, strings.Join(o.Notes, " "), "will not survive a restart", "nor does what passed beside it")
+}
+
 func TestOnlyWhatFailedIsTriedAgain(t *testing.T) {
 	k := newKeeper(t, 3)
 	bad := k.d.GPUs[1].UUID
@@ -224,6 +247,120 @@ func TestNobodyIsAskedWhoUsesGPUsThatAreProven(t *testing.T) {
 		t.Error("the driver was asked")
 		return nil, nil
 	}
+	_, ran := k.restart()
+	require.Empty(t, ran)
+}
+
+// A device plugin that is not told of the failure gives the GPU to a pod: that makes it no good one.
+func TestAGPUThatFailedIsNotOneInUse(t *testing.T) {
+	for name, c := range map[string]struct {
+		script  string
+		timeout time.Duration
+		reason  gpu.Reason
+		says    string
+	}{
+		"wrong":  {`echo '{"passed": false, "error": "element 7 is 3, want 4"}'; exit 3`, time.Minute, reasonSampleFailed, "element 7 is 3, want 4"},
+		"failed": {`echo '{"passed": false, "code": 700, "error": "error 700"}'; exit 1`, time.Minute, reasonSampleFailed, "error 700"},
+		"hangs":  {`sleep 1000 & wait`, 100 * time.Millisecond, reasonSampleTimeout, "no result in 100ms"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			k := newKeeper(t, 1)
+			kubelet := serveKubelet(t, &k.node)
+			good, bad := k.node.VectorAdd, k.d.GPUs[0].UUID
+			requireFailed := func(c2 *cudaCheck, says ...string) {
+				t.Helper()
+				o := c2.check(t.Context(), k.node, k.d)
+				require.Equal(t, check.Failed, o.Kind, "%+v", o.Proof)
+				require.Equal(t, c.reason, o.NotReady.Reason)
+				for _, text := range append(says, c.says) {
+					require.Contains(t, o.NotReady.Message, text)
+				}
+				require.Empty(t, o.Unproven)
+			}
+			k.node.VectorAdd, k.node.CUDATimeout = cudaTestNode(t, c.script).VectorAdd, c.timeout
+			same := &cudaCheck{}
+			requireFailed(same)
+			k.node.VectorAdd, k.node.CUDATimeout = good, time.Minute
+			kubelet.hold("job", string(bad))
+			for range 2 {
+				requireFailed(same, "held by pod default/job")
+				requireFailed(&cudaCheck{}, "held by pod default/job")
+			}
+			devices := k.d.GPUs
+			k.d.GPUs = gputest.Node("a100-80gb", 2).Devices[1:] // it is lost for a moment
+			_, ran := k.restart()
+			require.Equal(t, []gpu.UUID{k.d.GPUs[0].UUID}, ran)
+			k.d.GPUs = devices
+			requireFailed(&cudaCheck{})
+			k.node.Injection = "base2.whole1"
+			requireFailed(&cudaCheck{})
+
+			data, err := os.ReadFile(k.node.KeptProof)
+			require.NoError(t, err)
+			for what, change := range map[string]func(){
+				"another driver": func() { k.d.Info.Version = "590.10.01" },
+				"another boot":   func() { k.node.BootID = "11111111-0000-4000-8000-000000000000" },
+				"another place":  func() { k.d.GPUs[0].PCI = "0000:99:00.0" },
+			} {
+				before, driver := k.node, k.d
+				driver.GPUs = append([]gpu.Device{}, k.d.GPUs...)
+				change()
+				o, ran := k.restart()
+				require.Empty(t, ran)
+				require.Equal(t, map[gpu.UUID]gpu.Reason{bad: ReasonInUse}, o.Proof.Unproven, what)
+				k.node, k.d = before, driver
+				require.NoError(t, os.WriteFile(k.node.KeptProof, data, 0o644))
+				requireFailed(&cudaCheck{})
+			}
+
+			kubelet.release()
+			_, ran = k.restart()
+			require.Equal(t, []gpu.UUID{bad}, ran)
+			k.d.GPUs = gputest.Node("a100-80gb", 2).Devices[1:] // so that the pass is not kept, either
+			k.restart()
+			k.d.GPUs = devices
+			kubelet.hold("job", string(bad))
+			o, _ := k.restart()
+			require.Equal(t, map[gpu.UUID]gpu.Reason{bad: ReasonInUse}, o.Proof.Unproven)
+		})
+	}
+}
+
+func TestWhatIsNoFailureOfTheGPUIsNotKept(t *testing.T) {
+	k := newKeeper(t, 1)
+	kubelet := serveKubelet(t, &k.node)
+	good := k.node.VectorAdd
+	for name, path := range map[string]string{
+		"no memory, nobody is seen": cudaTestNode(t, failsOn(k.d.GPUs[0].UUID, 2)).VectorAdd,
+		"no program":                good + "-not-there",
+	} {
+		k.node.VectorAdd = path
+		require.Equal(t, check.Failed, (&cudaCheck{}).check(t.Context(), k.node, k.d).Kind, name)
+		kubelet.hold("job", string(k.d.GPUs[0].UUID))
+		o, _ := k.restart()
+		require.Len(t, o.Proof.Unproven, 1, name)
+		kubelet.release()
+	}
+	started := filepath.Join(t.TempDir(), "started")
+	k.node.VectorAdd = cudaTestNode(t, "touch "+started+"; sleep 1000").VectorAdd
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan check.Outcome)
+	go func() { done <- (&cudaCheck{}).check(ctx, k.node, k.d) }()
+	require.Eventually(t, func() bool { _, err := os.Stat(started); return err == nil }, 30*time.Second, time.Millisecond)
+	cancel()
+	require.Equal(t, check.Failed, (<-done).Kind)
+	kubelet.hold("job", string(k.d.GPUs[0].UUID))
+	o, _ := k.restart()
+	require.Len(t, o.Proof.Unproven, 1, "the validator ended")
+}
+
+// The validator before this one wrote no failures.
+func TestAProofWithoutFailuresIsRead(t *testing.T) {
+	k := newKeeper(t, 1)
+	k.restart()
+	data, err := os.ReadFile(k.node.KeptProof)
+	require.NoError(t, err)
+	require.NotContains(t, string(data), "failed")
 	_, ran := k.restart()
 	require.Empty(t, ran)
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/internal/nodestate/record"
 	"github.com/gpuready/gpuready/validator/check"
 	"github.com/gpuready/gpuready/validator/probe"
 )
@@ -26,9 +27,10 @@ const holdersTimeout = 3 * time.Second
 
 // usedGPUs describes who uses the node's GPUs at one moment.
 type usedGPUs struct {
-	pods  map[gpu.UUID][]string  // that hold a GPU or MIG device, according to the kubelet
-	usage map[gpu.UUID]gpu.Usage // according to the driver
-	mps   map[gpu.UUID]mpsShare  // GPUs that our MPS control daemons have
+	pods   map[gpu.UUID][]string  // that hold a GPU or MIG device, according to the kubelet
+	silent error                  // why the kubelet does not tell; nil: it does, or there is none
+	usage  map[gpu.UUID]gpu.Usage // according to the driver
+	mps    map[gpu.UUID]mpsShare  // GPUs that our MPS control daemons have
 }
 
 // mpsShare describes a GPU that an MPS control daemon shares.
@@ -38,12 +40,14 @@ type mpsShare struct {
 	shm   string // the folder in which it shares memory with its clients, likewise
 }
 
-// readUse asks kubelet, driver and mps-daemon who uses the GPUs. What one of them does not answer is
+// readUse asks kubelet, driver and mps-daemon who uses the GPUs. What driver or mps-daemon do not answer is
 // missing.
 func readUse(ctx context.Context, node check.Node, driver check.Driver) usedGPUs {
 	u := usedGPUs{mps: readShares(node)}
-	// Without a kubelet, as on a machine of its own, there are no pods.
-	u.pods, _ = readHolders(ctx, node, driver)
+	// Without a kubelet, as on a machine of its own, there are no pods. One that does not answer may have any.
+	if u.pods, u.silent = readHolders(ctx, node, driver); errors.Is(u.silent, fs.ErrNotExist) {
+		u.silent = nil
+	}
 	if node.ReadUsage != nil {
 		// A driver that does not answer fails the sample, too, and that is reported.
 		node.DriverRoot = driver.Info.Root
@@ -97,6 +101,11 @@ func (u usedGPUs) unproven(unit check.Unit, reason gpu.Reason, why string) *chec
 	return found
 }
 
+// unknown returns the description of what the kubelet does not tell.
+func (u usedGPUs) unknown() string {
+	return "the kubelet does not tell whether a pod holds it: " + record.Clean(u.silent.Error(), 200)
+}
+
 // before returns why nothing may be computed on a unit now; nil: it may. client is the MPS control daemon
 // whose client the sample has to be; its pipe is "" for none.
 func (u usedGPUs) before(unit check.Unit) (busy *check.Unproven, client mpsShare) {
@@ -105,6 +114,8 @@ func (u usedGPUs) before(unit check.Unit) (busy *check.Unproven, client mpsShare
 	switch mode := u.modeOf(unit); {
 	case mode == gpu.ComputeProhibited:
 		return u.unproven(unit, ReasonProhibited, "its compute mode is "+mode.String()), none
+	case u.silent != nil:
+		return u.unproven(unit, ReasonInUse, u.unknown()), none
 	case len(u.podsOf(unit)) > 0:
 		return u.unproven(unit, ReasonInUse, ""), none
 	case shared && !share.ready:
@@ -120,15 +131,20 @@ func (u usedGPUs) before(unit check.Unit) (busy *check.Unproven, client mpsShare
 }
 
 // after returns who makes a sample fail on a good GPU; nil: nobody, so that the failure counts.
-func (u usedGPUs) after(unit check.Unit, code int) *check.Unproven {
+func (u usedGPUs) after(unit check.Unit, r unitResult) *check.Unproven {
+	code, hangs := r.Answer.Code, r.Outcome == probe.SampleNoResult
 	_, shared := u.mps[unit.UUID]
 	mode := u.modeOf(unit)
 	var busy *check.Unproven
 	switch {
 	case mode == gpu.ComputeProhibited:
 		busy = u.unproven(unit, ReasonProhibited, "its compute mode is "+mode.String())
-	case len(u.podsOf(unit)) > 0 || len(u.usage[unit.UUID].Processes) > 0:
+	case len(u.podsOf(unit)) > 0 || !hangs && len(u.usage[unit.UUID].Processes) > 0: // the daemon's server is one
 		busy = u.unproven(unit, ReasonInUse, "")
+	case u.silent != nil:
+		busy = u.unproven(unit, ReasonInUse, u.unknown())
+	case hangs:
+		return nil
 	case shared:
 		busy = u.unproven(unit, ReasonInUse, "its MPS control daemon does not serve another client")
 	case mode == gpu.ComputeExclusive && code == probe.CUDADeviceUnavailable:
@@ -183,6 +199,9 @@ func DescribeUse(ctx context.Context, node check.Node, driver check.Driver) stri
 // readHolders asks the kubelet for the pods that hold each GPU and MIG device, as devices of a device
 // plugin or through claims.
 func readHolders(ctx context.Context, node check.Node, driver check.Driver) (map[gpu.UUID][]string, error) {
+	if node.PodResources == "" {
+		return nil, fs.ErrNotExist
+	}
 	socket := node.Root.Path(node.PodResources)
 	if info, err := os.Stat(socket); err != nil {
 		return nil, err

@@ -13,6 +13,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/gpuready/gpuready/internal/gpu"
@@ -24,14 +26,25 @@ import (
 // lister serves the kubelet's list of pods.
 type lister struct {
 	podresources.UnimplementedPodResourcesListerServer
-	mu   sync.Mutex
-	pods []*podresources.PodResources
+	mu     sync.Mutex
+	pods   []*podresources.PodResources
+	silent error // its answer; nil: the pods
 }
 
 func (l *lister) List(context.Context, *podresources.ListPodResourcesRequest) (*podresources.ListPodResourcesResponse, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.silent != nil {
+		return nil, l.silent
+	}
 	return &podresources.ListPodResourcesResponse{PodResources: l.pods}, nil
+}
+
+// setError sets the error that the kubelet answers with; nil: it lists the pods.
+func (l *lister) setError(err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.silent = err
 }
 
 // hold gives devices to a pod.
@@ -41,6 +54,13 @@ func (l *lister) hold(name string, ids ...string) {
 	l.pods = append(l.pods, &podresources.PodResources{Namespace: "default", Name: name, Containers: []*podresources.ContainerResources{
 		{Devices: []*podresources.ContainerDevices{{ResourceName: "nvidia.com/gpu", DeviceIds: ids}}},
 	}})
+}
+
+// release ends all pods.
+func (l *lister) release() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.pods = nil
 }
 
 // claim gives CDI devices to a pod through a claim.
@@ -261,4 +281,80 @@ echo "{\"passed\": true, \"uuid\": \"$CUDA_VISIBLE_DEVICES\"}"`)
 	o = checkCUDA(t.Context(), n, d)
 	require.Equal(t, check.Passed, o.Kind, "%+v", o.NotReady)
 	require.Equal(t, ReasonInUse, o.Proof.Unproven[shared], "the daemon has no room for another client")
+
+	n.VectorAdd = cudaTestNode(t, `if [ "$CUDA_VISIBLE_DEVICES" = `+string(shared)+` ]; then sleep 1000 & wait; fi
+echo "{\"passed\": true, \"uuid\": \"$CUDA_VISIBLE_DEVICES\"}"`).VectorAdd
+	n.CUDATimeout = 3 * time.Second
+	o = checkCUDA(t.Context(), n, d)
+	require.Equal(t, check.Failed, o.Kind, "nobody else is a client")
+	require.Equal(t, reasonSampleTimeout, o.NotReady.Reason)
+	kubelet := serveKubelet(t, &n)
+	served := n.PodResources
+	n.PodResources = "/kubelet.sock"
+	require.NoError(t, os.Symlink(served, root.Root.Path(n.PodResources)))
+	asked := false
+	n.ReadUsage = func(context.Context, check.Node) (map[gpu.UUID]gpu.Usage, error) {
+		if !asked {
+			asked = true
+			kubelet.hold("job", string(shared)+"::0") // after the kubelet was asked
+		}
+		return nil, nil
+	}
+	o = checkCUDA(t.Context(), n, d)
+	require.Equal(t, check.Passed, o.Kind, "%+v", o.NotReady)
+	require.Equal(t, ReasonInUse, o.Proof.Unproven[shared], "another client may be before it")
+}
+
+// A kubelet that does not answer has not said that nobody holds a GPU.
+func TestNothingIsComputedWhileTheKubeletDoesNotAnswer(t *testing.T) {
+	busy := status.Error(codes.ResourceExhausted, "rejected by rate limit")
+	k := newKeeper(t, 2)
+	kubelet := serveKubelet(t, &k.node)
+	served := k.node.PodResources
+	refused := filepath.Join(filepath.Dir(served), "refused.sock")
+	ln, err := net.ListenUnix("unix", &net.UnixAddr{Name: refused, Net: "unix"})
+	require.NoError(t, err)
+	ln.SetUnlinkOnClose(false)
+	require.NoError(t, ln.Close())
+	for name, socket := range map[string]string{"busy": served, "refused": refused, "no socket": filepath.Dir(served)} {
+		kubelet.setError(busy)
+		k.node.PodResources = socket
+		o, ran := k.restart()
+		require.Empty(t, ran, name)
+		require.True(t, o.Retry, name)
+		require.Len(t, o.Proof.Unproven, 2, name)
+		require.Contains(t, o.Unproven[0].Message, "the kubelet does not tell whether a pod holds it: ", name)
+		require.Contains(t, DescribeUse(t.Context(), k.node, k.d), "the kubelet does not tell", name)
+	}
+	k.node.PodResources = served
+	kubelet.setError(nil)
+	_, ran := k.restart()
+	require.Len(t, ran, 2)
+	require.Empty(t, DescribeUse(t.Context(), k.node, k.d))
+	kubelet.setError(busy)
+	o, _ := k.restart()
+	require.Equal(t, 2, o.Proof.GPUs, "what is proven stays proven")
+
+	k.node.PodResources = filepath.Join(filepath.Dir(served), "none.sock")
+	require.Empty(t, DescribeUse(t.Context(), k.node, k.d), "there is no kubelet")
+}
+
+func TestASampleThatFindsNoRoomWhileTheKubeletDoesNotAnswerHasNotFailed(t *testing.T) {
+	for _, code := range []int{2, 46, 807, 700} {
+		n := cudaTestNode(t, failsOn(gputest.GPU(0), code))
+		kubelet := serveKubelet(t, &n)
+		n.ReadUsage = func(context.Context, check.Node) (map[gpu.UUID]gpu.Usage, error) {
+			kubelet.setError(status.Error(codes.Unavailable, "it is being restarted")) // after its first answer
+			return nil, nil
+		}
+		o := checkCUDA(t.Context(), n, cudaTestDriver(1))
+		if code == 700 {
+			require.Equal(t, check.Failed, o.Kind)
+			continue
+		}
+		require.Equal(t, check.Passed, o.Kind, "%d %+v", code, o.NotReady)
+		require.Len(t, o.Unproven, 1)
+		require.Equal(t, code, o.Unproven[0].Code)
+		require.Contains(t, o.Unproven[0].Message, "it is being restarted")
+	}
 }
