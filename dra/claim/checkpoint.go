@@ -20,6 +20,7 @@ import (
 
 	"github.com/gpuready/gpuready/dra/inventory"
 	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
@@ -170,6 +171,22 @@ func (c *Checkpoint) holdings() []holding {
 	for _, o := range c.leftovers() {
 		all = append(all, holding{uid: o.Claim, hardware: inventory.Hardware{Parent: o.GPU, Placement: &o.Placement, Partition: true},
 			by: fmt.Sprintf("what is left of a partition for claim %s, which cannot be destroyed", o.Claim), kind: "what is left of a partition, which cannot be destroyed yet"})
+	}
+	return all
+}
+
+// AdminAccess returns the devices of claims that have them with administrative access only, at most
+// nodestate.MaxAdminAccess.
+func (c *Checkpoint) AdminAccess() []nodestate.ClaimedDevice {
+	var all []nodestate.ClaimedDevice
+	for _, p := range c.Claims {
+		for _, d := range p.Devices {
+			one := nodestate.ClaimedDevice{Claim: p.Namespace + "/" + p.Name, GPU: d.UUID}
+			holds := slices.ContainsFunc(p.Devices, func(other PreparedDevice) bool { return other.UUID == d.UUID && !other.Admin })
+			if d.Admin && !holds && len(all) < nodestate.MaxAdminAccess && !slices.Contains(all, one) {
+				all = append(all, one)
+			}
+		}
 	}
 	return all
 }

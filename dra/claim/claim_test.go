@@ -554,3 +554,21 @@ func TestNoClaimMixesControlDaemons(t *testing.T) {
 	_, err = b.prepare(asShare(allocated("one daemon", "gpu-0", "gpu-1"), 1))
 	require.NoError(t, err)
 }
+
+func TestTheRecordTellsWhichClaimsHoldNothing(t *testing.T) {
+	b := newBench(t)
+	mixed := allocated("mixed", "gpu-1", "gpu-3")
+	mixed.Status.Allocation.Devices.Results[0].AdminAccess = new(true)
+	b.requirePrepared(t, asAdmin(allocated("watch", "gpu-0", "gpu-3")), "GPU-0", "GPU-3")
+	b.requirePrepared(t, mixed, "GPU-1", "GPU-3")
+	b.requirePrepared(t, allocated("job", "gpu-0"), "GPU-0")
+	require.ElementsMatch(t, []nodestate.ClaimedDevice{{Claim: "team/watch", GPU: "GPU-0"}, {Claim: "team/watch", GPU: "GPU-3"}, {Claim: "team/mixed", GPU: "GPU-1"}}, b.record(t).AdminAccess())
+
+	many := &Checkpoint{Claims: []Prepared{{Namespace: "team", Name: "holds it, too", Devices: []PreparedDevice{{UUID: "GPU-0", Admin: true}, {UUID: "GPU-0"}}}}}
+	require.Empty(t, many.AdminAccess())
+	for i := range nodestate.MaxAdminAccess + 1 {
+		many.Claims = append(many.Claims, Prepared{Namespace: "team", Name: fmt.Sprint(i), Devices: []PreparedDevice{{UUID: "GPU-0", Admin: true}}})
+	}
+	require.NoError(t, nodestate.Write(t.TempDir(), nodestate.State{Component: nodestate.DRADriver, BootID: "00000000-0000-4000-8000-000000000000", Phase: nodestate.Ready,
+		DRADriver: &nodestate.DRADriverInfo{AdminAccess: many.AdminAccess()}}), "it has room in the state")
+}

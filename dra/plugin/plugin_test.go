@@ -26,6 +26,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
+	"github.com/gpuready/gpuready/dra/claim"
 	"github.com/gpuready/gpuready/dra/inventory"
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/host"
@@ -407,4 +408,17 @@ func TestAnInventoryIsPublishedWhenItIsRecorded(t *testing.T) {
 	require.NoError(t, held.Close())
 	b.waitReason(healthy.Reason)
 	require.Equal(t, "1", b.inventory().SwitchID)
+}
+
+func TestTheStateTellsWhichClaimsHoldNothing(t *testing.T) {
+	b := newBench(t, time.Hour)
+	require.NoError(t, b.preparer.Store.Save(&claim.Checkpoint{BootID: b.boot, Claims: []claim.Prepared{{UID: "uid", Namespace: "team", Name: "watch",
+		Devices: []claim.PreparedDevice{{Name: "gpu-0", UUID: "GPU-0", Admin: true, CDI: "k8s.gpuready.io/gpu=GPU-0"}}}}}))
+	_, err := b.UnprepareResourceClaims(t.Context(), nil)
+	require.NoError(t, err)
+	<-b.stateDue
+	require.NoError(t, b.writeState(t.Context(), withdrawal{}))
+	s, err := nodestate.ReadBoot(b.stateDir(nodestate.DRADriver), b.boot)
+	require.NoError(t, err)
+	require.Equal(t, []nodestate.ClaimedDevice{{Claim: "team/watch", GPU: "GPU-0"}}, s.DRADriver.AdminAccess)
 }

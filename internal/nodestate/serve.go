@@ -49,6 +49,18 @@ type DRADriverInfo struct {
 	// hold them, or may still be prepared with them. A released device is never given to a claim
 	// until the device plugin's state has another SwitchID.
 	Kept []Withheld `json:"kept,omitempty"`
+	// AdminAccess lists the devices that claims have with administrative access, which holds nothing. The
+	// kubelet's account does not tell it from other access. It has at most MaxAdminAccess entries.
+	AdminAccess []ClaimedDevice `json:"adminAccess,omitempty"`
+}
+
+// MaxAdminAccess bounds DRADriverInfo.AdminAccess.
+const MaxAdminAccess = 256
+
+// ClaimedDevice is a device of a ResourceClaim.
+type ClaimedDevice struct {
+	Claim string   `json:"claim"` // namespace/name
+	GPU   gpu.UUID `json:"gpu"`   // or MIG device
 }
 
 // withheld checks the devices that are withheld.
@@ -81,4 +93,13 @@ func (v *validation) draDriver(d *DRADriverInfo) {
 	v.serve("draDriver.serve", d.Serve)
 	v.text("draDriver.switchID", d.SwitchID, 64)
 	v.withheld("draDriver.kept", d.Kept)
+	if len(d.AdminAccess) > MaxAdminAccess {
+		v.fail("draDriver.adminAccess", fmt.Sprintf("%d devices, at most %d are allowed", len(d.AdminAccess), MaxAdminAccess))
+		return
+	}
+	for i, a := range d.AdminAccess {
+		at := fmt.Sprintf("draDriver.adminAccess[%d]", i)
+		v.text(at+".claim", a.Claim, maxMissedBytes)
+		v.name(at+".gpu", string(a.GPU))
+	}
 }

@@ -222,7 +222,7 @@ func readHolders(ctx context.Context, node check.Node, driver check.Driver) (map
 		return nil, fmt.Errorf("list of pods: %w", err)
 	}
 	state, _ := node.State(nodestate.DevicePlugin) // without it, devices are named by UUID
-	held := collectHolders(pods, driver, state.DevicePlugin)
+	held := collectHolders(pods, driver, state.DevicePlugin, adminAccess(node))
 	for id := range held {
 		held[id] = slices.DeleteFunc(held[id], func(pod string) bool { return pod == node.OwnPod })
 	}
@@ -230,8 +230,9 @@ func readHolders(ctx context.Context, node check.Node, driver check.Driver) (map
 }
 
 // collectHolders maps the kubelet's devices to GPUs and MIG devices: by the device plugin's state, or
-// because a name contains the UUID, as those of other device plugins and of claims' CDI devices do.
-func collectHolders(pods *podresources.ListPodResourcesResponse, driver check.Driver, plugin *nodestate.DevicePluginInfo) map[gpu.UUID][]string {
+// because a name contains the UUID, as those of other device plugins and of claims' CDI devices do. Claims with
+// administrative access hold nothing.
+func collectHolders(pods *podresources.ListPodResourcesResponse, driver check.Driver, plugin *nodestate.DevicePluginInfo, admin []nodestate.ClaimedDevice) map[gpu.UUID][]string {
 	known := map[string]gpu.UUID{} // by resource and device ID
 	if plugin != nil {
 		for _, r := range plugin.Resources {
@@ -270,7 +271,8 @@ func collectHolders(pods *podresources.ListPodResourcesResponse, driver check.Dr
 				for _, r := range claim.GetClaimResources() {
 					for _, d := range r.GetCdiDevices() {
 						_, name, _ := strings.Cut(d.GetName(), "=")
-						if _, ok := uuids[gpu.UUID(name)]; ok {
+						one := nodestate.ClaimedDevice{Claim: claim.GetClaimNamespace() + "/" + claim.GetClaimName(), GPU: gpu.UUID(name)}
+						if _, ok := uuids[one.GPU]; ok && !(r.GetDriverName() == claimDriver && slices.Contains(admin, one)) {
 							hold(gpu.UUID(name), pod)
 						}
 					}

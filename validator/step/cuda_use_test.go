@@ -223,7 +223,7 @@ func TestHoldersAreFoundByTheDevicePluginsNames(t *testing.T) {
 	l := &lister{}
 	l.hold("a", "slot-1::1")
 	l.hold("b", "slot-9")
-	require.Equal(t, map[gpu.UUID][]string{d.GPUs[1].UUID: {"default/a"}}, collectHolders(&podresources.ListPodResourcesResponse{PodResources: l.pods}, d, plugin))
+	require.Equal(t, map[gpu.UUID][]string{d.GPUs[1].UUID: {"default/a"}}, collectHolders(&podresources.ListPodResourcesResponse{PodResources: l.pods}, d, plugin, nil))
 }
 
 func TestAnExclusiveGPUIsLeftToAPodThatGetsIt(t *testing.T) {
@@ -357,4 +357,43 @@ func TestASampleThatFindsNoRoomWhileTheKubeletDoesNotAnswerHasNotFailed(t *testi
 		require.Equal(t, code, o.Unproven[0].Code)
 		require.Contains(t, o.Unproven[0].Message, "it is being restarted")
 	}
+}
+
+// A monitor has every GPU by a claim with administrative access; the kubelet lists it like a tenant.
+func TestClaimsWithAdministrativeAccessHoldNothing(t *testing.T) {
+	k := newKeeper(t, 3)
+	kubelet := serveKubelet(t, &k.node)
+	k.node.StateDir = t.TempDir()
+	ids := []gpu.UUID{k.d.GPUs[0].UUID, k.d.GPUs[1].UUID, k.d.GPUs[2].UUID}
+	have := func(pod, claim string, ids ...gpu.UUID) {
+		r := &podresources.ClaimResource{DriverName: claimDriver}
+		for _, id := range ids {
+			r.CdiDevices = append(r.CdiDevices, &podresources.CDIDevice{Name: "k8s.gpuready.io/gpu=" + string(id)})
+		}
+		kubelet.pods = append(kubelet.pods, &podresources.PodResources{Namespace: "team", Name: pod, Containers: []*podresources.ContainerResources{
+			{DynamicResources: []*podresources.DynamicResource{{ClaimNamespace: "team", ClaimName: claim, ClaimResources: []*podresources.ClaimResource{r}}}}}})
+	}
+	have("monitor", "watch", ids...)
+	have("mixed", "both", ids[0], ids[1])
+	have("job", "train", ids[2])
+	require.NoError(t, nodestate.Write(k.node.StatePath(nodestate.DRADriver), nodestate.State{Component: nodestate.DRADriver, BootID: k.node.BootID, Phase: nodestate.Ready,
+		DRADriver: &nodestate.DRADriverInfo{Serve: nodestate.ServeDRA, AdminAccess: []nodestate.ClaimedDevice{
+			{Claim: "team/watch", GPU: ids[0]}, {Claim: "team/watch", GPU: ids[1]}, {Claim: "team/watch", GPU: ids[2]}, {Claim: "team/both", GPU: ids[0]},
+		}}}))
+	o, ran := k.restart()
+	require.Equal(t, ids[:1], ran)
+	require.Equal(t, map[gpu.UUID]gpu.Reason{ids[1]: ReasonInUse, ids[2]: ReasonInUse}, o.Proof.Unproven)
+	for _, u := range o.Unproven {
+		require.NotContains(t, u.Pods, "team/monitor")
+	}
+	ask := func(context.Context, string) (Account, error) {
+		return collectAccount(&podresources.AllocatableResourcesResponse{}, &podresources.ListPodResourcesResponse{PodResources: kubelet.pods}), nil
+	}
+	a, err := leaveOutAdmin(k.node, ask)(t.Context(), "")
+	require.NoError(t, err)
+	require.Equal(t, map[gpu.UUID][]string{ids[1]: {"team/mixed"}, ids[2]: {"team/job"}}, a.Claimed)
+	require.NoError(t, os.RemoveAll(k.node.StatePath(nodestate.DRADriver)))
+	a, err = leaveOutAdmin(k.node, ask)(t.Context(), "")
+	require.NoError(t, err)
+	require.Equal(t, []string{"team/monitor", "team/mixed"}, a.Claimed[ids[0]], "it is not known")
 }

@@ -44,6 +44,7 @@ type Account struct {
 	Allocatable map[string]map[string]bool   // device IDs by resource
 	Allocated   map[string]map[string]string // the pod ("namespace/name") that holds a device, by resource and device ID
 	Claimed     map[gpu.UUID][]string        // the pods that hold a GPU or MIG device by claims
+	claims      []podClaim                   // of which Claimed is made
 }
 
 // readAccount reads the kubelet's account from its PodResources socket, a path of this process.
@@ -65,6 +66,7 @@ type Workload interface {
 // It compares three accounts: the driver's, the device plugin's state, and the kubelet's,
 // from its PodResources API. Each difference is named.
 func checkPlugin(ctx context.Context, node check.Node, driver check.Driver, ask readAccount, workload Workload) check.Outcome {
+	ask = leaveOutAdmin(node, ask)
 	if state, is := servedByDRA(node); is {
 		if workload != nil {
 			workload.Forget()
