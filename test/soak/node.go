@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/gpuready/gpuready/internal/kubelettest"
 	"github.com/gpuready/gpuready/internal/nodestate"
@@ -96,10 +97,14 @@ func (n *node) stop() error {
 	return nil
 }
 
-// abort ends the plugin so that its log has the stacks of all goroutines.
+// abort ends the plugin so that its log has the stacks of all goroutines. It gives a plugin that hangs ten seconds.
 func (n *node) abort() {
-	if n.cmd.Process.Signal(syscall.SIGQUIT) == nil {
-		<-n.ended
+	if n.cmd.Process.Signal(syscall.SIGQUIT) != nil {
+		return
+	}
+	select {
+	case <-n.ended:
+	case <-time.After(10 * time.Second):
 	}
 }
 

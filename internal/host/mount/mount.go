@@ -102,6 +102,7 @@ const maxLooks = 5
 // errUnmounted means that the mount of a path is not listed, mostly because it was just unmounted.
 var errUnmounted = errors.New("not in /proc/self/mountinfo")
 
+// lookTop looks for the visible mount that contains path once. The error is errUnmounted if it is not listed.
 func lookTop(path string) (Point, error) {
 	var st unix.Statx_t
 	if err := unix.Statx(unix.AT_FDCWD, path, unix.AT_NO_AUTOMOUNT, unix.STATX_MNT_ID, &st); err != nil {

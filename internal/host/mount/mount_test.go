@@ -124,12 +124,13 @@ func TestTheTopIsFoundWhileMountsComeAndGo(t *testing.T) {
 			}
 		}
 	}()
-	for range 300 {
-		_, err := Top(at)
-		require.NoError(t, err)
+	var err error
+	for i := 0; i < 300 && err == nil; i++ {
+		_, err = Top(at)
 	}
 	close(stop)
 	require.NoError(t, <-ended)
+	require.NoError(t, err)
 }
 
 func TestWhatCannotBeMountedIsSaid(t *testing.T) {
