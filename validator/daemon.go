@@ -364,7 +364,10 @@ func (c *cluster) workload(client *kube.Client, node check.Node) workload.Config
 			kubelet, err := step.ReadKubelet(ctx, node.Root.Path(node.PodResources))
 			return kubelet.Held(pod), err
 		},
-		InUse:       func(ctx context.Context, driver check.Driver) string { return step.DescribeUse(ctx, node, driver) },
+		InUse: func(ctx context.Context, driver check.Driver) string { return step.DescribeUse(ctx, node, driver) },
+		FailedInUse: func(ctx context.Context, driver check.Driver, id gpu.UUID, code int) string {
+			return step.DescribeUser(ctx, node, driver, id, code)
+		},
 		NodeRuntime: func() workload.NodeRuntime { return nodeRuntime(node) },
 	}
 }

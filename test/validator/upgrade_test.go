@@ -30,8 +30,16 @@ func upgradeUnderJobs(t *testing.T, n *node) {
 	for i := range n.gpus {
 		j := e2e.Job{Name: fmt.Sprintf("trains-%d", i), Node: n.name, GPUs: 1, Command: []string{"vectoradd", "--for", "2h", "--every", "1h"}}
 		n.occupy(t, j)
+		n.until(t, j.Name+" has computed, and holds its memory", func() error {
+			if out, err := n.TryKubectl(t, "logs", j.Name); err != nil || !strings.Contains(out, "Copy output") {
+				return fmt.Errorf("it has not: %s %v", out, err)
+			}
+			return nil
+		})
 		jobs = append(jobs, n.World.Pod("default", j.Name))
 	}
+	// The node is left as it was found, also after a failure.
+	t.Cleanup(func() { n.gpusim(t, "load", "--gpu", "all", "--memory-used", "0") })
 	n.gpusim(t, "load", "--gpu", "all", "--memory-used", "all")
 	bad := n.watchTrouble(t)
 	for range upgrades {

@@ -110,10 +110,11 @@ type SampleResult struct {
 // MeansInUse reports whether the sample failed in a way in which it fails on a good GPU that others use.
 // Whether anybody uses the GPU is for the caller to find out.
 func (r SampleResult) MeansInUse() bool {
-	if r.Outcome != SampleFailed {
-		return false
-	}
-	code := r.Answer.Code
+	return r.Outcome == SampleFailed && MeansInUse(r.Answer.Code)
+}
+
+// MeansInUse reports whether a call of CUDA that fails on a good GPU that others use has this result.
+func MeansInUse(code int) bool {
 	return code == CUDAOutOfMemory || code == CUDADeviceUnavailable || code >= cudaMPSFirst && code <= cudaMPSLast
 }
 
