@@ -31,10 +31,11 @@ func upgradeUnderJobs(t *testing.T, n *node) {
 		j := e2e.Job{Name: fmt.Sprintf("trains-%d", i), Node: n.name, GPUs: 1, Command: []string{"vectoradd", "--for", "2h", "--every", "1h"}}
 		n.occupy(t, j)
 		n.until(t, j.Name+" has computed, and holds its memory", func() error {
-			if out, err := n.TryKubectl(t, "logs", j.Name); err != nil || !strings.Contains(out, "Copy output") {
-				return fmt.Errorf("it has not: %s %v", out, err)
+			out, err := n.TryKubectl(t, "logs", j.Name)
+			if err == nil && !strings.Contains(out, "Copy output") {
+				err = fmt.Errorf("it says %q", out)
 			}
-			return nil
+			return err
 		})
 		jobs = append(jobs, n.World.Pod("default", j.Name))
 	}

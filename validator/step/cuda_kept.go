@@ -180,7 +180,7 @@ func (k keptProof) add(units []check.Unit, results []unitResult, ended bool) {
 			k.Units[u.UUID] = keptUnit{Place: placeOf(u), Time: time.Now().UTC(), Seconds: r.Elapsed.Seconds()}
 			delete(k.Failed, u.UUID)
 		}
-		if f, ok := newKeptFailure(u, r); ok && !(ended && r.Outcome == probe.SampleNoResult) {
+		if f, ok := newKeptFailure(u, r); ok && (!ended || r.Outcome != probe.SampleNoResult) {
 			k.Failed[u.UUID] = f
 		}
 	}

@@ -299,7 +299,7 @@ func collectHolders(pods *podresources.ListPodResourcesResponse, driver check.Dr
 					for _, d := range r.GetCdiDevices() {
 						_, name, _ := strings.Cut(d.GetName(), "=")
 						one := nodestate.ClaimedDevice{Claim: claim.GetClaimNamespace() + "/" + claim.GetClaimName(), GPU: gpu.UUID(name)}
-						if _, ok := uuids[one.GPU]; ok && !(r.GetDriverName() == claimDriver && slices.Contains(admin, one)) {
+						if _, ok := uuids[one.GPU]; ok && (r.GetDriverName() != claimDriver || !slices.Contains(admin, one)) {
 							hold(gpu.UUID(name), pod)
 						}
 					}

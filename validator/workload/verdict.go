@@ -106,7 +106,8 @@ func (c Config) endedByOthers(p *corev1.Pod) error {
 // others use, such as programs outside of Kubernetes; nil: nobody is known, so that the failure counts.
 func (t *attempt) inUseError(ctx context.Context, p *corev1.Pod) error {
 	var a podAnswer
-	if t.FailedInUse == nil || json.Unmarshal([]byte(terminated(p).Message), &a) != nil || !probe.MeansInUse(a.Code) {
+	_ = json.Unmarshal([]byte(terminated(p).Message), &a) // what is no answer has no code
+	if t.FailedInUse == nil || !probe.MeansInUse(a.Code) {
 		return nil
 	}
 	who := t.FailedInUse(ctx, t.driver, a.UUID, a.Code)
