@@ -108,8 +108,8 @@ func (c *commands) newLogger(o *settings.Options, component string) *slog.Logger
 
 // openDriver opens NVML where the driver is now. onFailure, which may be nil, is called with the
 // code of each failed call of NVML. partitions has snapshots list what GPUs in MIG mode can be
-// partitioned into.
-func openDriver(place driver.Place, log *slog.Logger, onFailure func(code string), partitions bool) (plugin.Opened, error) {
+// partitioned into. process is that of the earlier calls; nil: there were none.
+func openDriver(place driver.Place, process *nvml.Process, log *slog.Logger, onFailure func(code string), partitions bool) (plugin.Opened, error) {
 	root, path, err := place.Find()
 	library := driver.StatLibrary(path)
 	if err != nil {
@@ -120,7 +120,7 @@ func openDriver(place driver.Place, log *slog.Logger, onFailure func(code string
 			root = "/" // NVML then searches the loader's path
 		}
 	}
-	source, err := nvml.Open(nvml.Options{HostRoot: place.HostRoot, DriverRoot: root, Library: path, Log: log, OnFailure: onFailure, Partitions: partitions, ReadOutside: nvml.NewOutsideReader(place.HostRoot, root)})
+	source, err := nvml.Open(nvml.Options{HostRoot: place.HostRoot, DriverRoot: root, Library: path, Process: process, Log: log, OnFailure: onFailure, Partitions: partitions, ReadOutside: nvml.NewOutsideReader(place.HostRoot, root)})
 	if err != nil {
 		return plugin.Opened{}, err
 	}

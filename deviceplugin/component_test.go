@@ -244,7 +244,7 @@ func TestHealthOutlivesThePluginButNotTheBoot(t *testing.T) {
 	m.boot(1)
 	m.start()
 	m.wait(8)
-	m.sim("xid", "--gpu", "3", "--xid", "999") // only the event reports it
+	m.sim("xid", "--gpu", "3", "--xid", "61") // only the event reports it
 	m.wait(7)
 	since := m.fault(3, false).Since
 	m.stop()

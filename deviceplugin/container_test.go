@@ -203,7 +203,7 @@ func TestContainerIsCreatedAgainWhenTheInjectionChanges(t *testing.T) {
 	require.Equal(t, driverDir, c.state("").Driver.Root)
 	_, err := c.kubelet.Admit(soon(t), pod("two", 2))
 	require.NoError(t, err)
-	built.Gpusim(t, "xid", "--gpu", "3", "--xid", "999")
+	built.Gpusim(t, "xid", "--gpu", "3", "--xid", "61")
 	c.gpus(7)
 	c.inject("b", driverDir)
 	require.Contains(t, main.ends(0), "(a, now b)")

@@ -92,7 +92,7 @@ func (c *commands) printDevices(ctx context.Context, o *settings.Options) error 
 // computePlan returns what would be advertised according to the driver now. Faults that a running
 // plugin has recorded do not count.
 func computePlan(ctx context.Context, o *settings.Options) (advertised plan.Plan, snap gpu.Snapshot, err error) {
-	opened, err := openDriver(driver.Place{HostRoot: o.HostRoot, Root: *o.Config.Flags.NvidiaDriverRoot}, slog.New(slog.DiscardHandler), nil, false)
+	opened, err := openDriver(driver.Place{HostRoot: o.HostRoot, Root: *o.Config.Flags.NvidiaDriverRoot}, nil, slog.New(slog.DiscardHandler), nil, false)
 	if err != nil {
 		return plan.Plan{}, gpu.Snapshot{}, err
 	}

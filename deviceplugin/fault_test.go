@@ -106,7 +106,7 @@ func TestRecreatedFolderEndsThePlugin(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t).up().withKubelet().start()
 	m.wait(8)
-	m.sim("xid", "--gpu", "3", "--xid", "999")
+	m.sim("xid", "--gpu", "3", "--xid", "61")
 	m.fault(3, false)
 	m.kubelet.Stop()
 	// Not removed in place: the plugin would create its socket in it again meanwhile.
@@ -162,11 +162,11 @@ func TestMIGDevicesFollowTheirGPU(t *testing.T) {
 func TestHealthCheckVariablesOfTheReference(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t).up().withKubelet()
-	m.process = built.Start(m, "gpu-device-plugin", m.args(), "DP_DISABLE_HEALTHCHECKS=all", "DP_ENABLE_HEALTHCHECKS=999")
+	m.process = built.Start(m, "gpu-device-plugin", m.args(), "DP_DISABLE_HEALTHCHECKS=all", "DP_ENABLE_HEALTHCHECKS=61")
 	m.wait(8)
-	m.sim("xid", "--gpu", "1", "--xid", "998") // makes a GPU unhealthy by default
+	m.sim("xid", "--gpu", "1", "--xid", "58") // makes a GPU unhealthy by default
 	m.waitForOutput("XID that is not held against the GPU")
-	m.sim("xid", "--gpu", "2", "--xid", "999")
+	m.sim("xid", "--gpu", "2", "--xid", "61")
 	require.Equal(t, []int{2}, unhealthy(m.wait(7)))
 }
 
@@ -211,12 +211,12 @@ func TestQuietGPUIsAllocatableAgain(t *testing.T) {
 	m.configured("health: {quietPeriod: 8s}\n") // both faults are to be seen at once, on a busy machine too
 	m.wait(8)
 	m.sim("xid", "--gpu", "2", "--xid", "32")
-	m.sim("xid", "--gpu", "3", "--xid", "999") // which takes a reset
+	m.sim("xid", "--gpu", "3", "--xid", "61") // which takes a reset
 	require.Equal(t, []int{2, 3}, unhealthy(m.wait(6)))
 	require.Equal(t, []int{3}, unhealthy(m.wait(7)))
 	f := m.state(func(s nodestate.State) bool { return s.DevicePlugin != nil && len(s.DevicePlugin.Faults) == 1 })
 	require.Equal(t, gpu.ReasonXID, f.DevicePlugin.Faults[0].Reason)
-	require.EqualValues(t, 999, f.DevicePlugin.Faults[0].XID)
+	require.EqualValues(t, 61, f.DevicePlugin.Faults[0].XID)
 }
 
 // The kubelet gets the health of every GPU while the state cannot be written. The latest state is
@@ -248,4 +248,29 @@ func TestStateOnAReadOnlyFileSystemIsWrittenLater(t *testing.T) {
 	for _, text := range []string{"the state cannot be written", "the state is written again"} {
 		require.Equal(t, 1, strings.Count(m.process.Output(), text), m.process.Output())
 	}
+}
+
+// To release a lost GPU, NVML is initialised again. That GPU may make it hang for a minute, or for ever.
+func TestAGPUThatHangsNVMLCostsNoNeighbour(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it waits for NVML longer than a call may take: 45 s")
+	}
+	t.Parallel()
+	m := newMachine(t).up().withKubelet().start()
+	m.wait(8)
+	m.sim("cost", "--init", "30s")
+	m.sim("lose", "--gpu", "3")
+	require.Equal(t, []int{3}, unhealthy(m.wait(7)))
+	ctx, cancel := context.WithCancel(t.Context())
+	changed := make(chan error, 1)
+	go func() {
+		_, err := m.kubelet.Wait(ctx, resource, func(r kubelettest.Resource) bool { return r.Allocatable != 7 })
+		changed <- err
+	}()
+	m.waitForOutput("NVML does not return from its shutdown or initialisation")
+	m.waitForOutput("NVML was initialised again")
+	cancel()
+	require.ErrorIs(t, <-changed, context.Canceled, "its neighbours were offered all the time")
+	m.sim("xid", "--gpu", "5", "--xid", "48")
+	require.Equal(t, []int{3, 5}, unhealthy(m.wait(6)), "and they are watched")
 }

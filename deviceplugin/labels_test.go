@@ -52,8 +52,8 @@ func TestPendingRowRemapWaitsForAReset(t *testing.T) {
 		profile, what string
 		gpus          int
 	}{
-		{profile, "rows of faulty memory wait to be remapped", 8},
-		{"dgx-2", "pages of faulty memory wait to be retired", 16},
+		{"l40s", "memory wait to be replaced", 4},
+		{"dgx-2", "memory wait to be replaced", 16},
 	} {
 		t.Run(c.profile, func(t *testing.T) {
 			m := newMachine(t).up("--profile", c.profile).withKubelet().start()

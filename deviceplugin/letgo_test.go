@@ -36,7 +36,7 @@ func TestGPUAwaitingAResetIsNotHeldOpen(t *testing.T) {
 	require.Error(t, err, "the others are held as ever")
 	require.Contains(t, out, "in use by another client")
 
-	m.sim("xid", "--gpu", "5", "--xid", "999")
+	m.sim("xid", "--gpu", "5", "--xid", "61")
 	m.sim("ecc", "--gpu", "6", "--uncorrected", "1")
 	r := m.wait(5)
 	require.Equal(t, []int{3, 5, 6}, unhealthy(r), "while it is not looked at, and its neighbours are")

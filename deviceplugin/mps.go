@@ -82,6 +82,7 @@ func (c *commands) mpsDaemonCommand(ctx context.Context, args []string) error {
 		return err
 	}
 	log := c.newLogger(o, "mps")
+	process := nvml.NewProcess()
 	log.Info("starting", "path", o.ConfigFile, "settings", strings.Join(o.NonDefaults, ", "))
 	watcher := settings.NewWatcher(o, log)
 	err = mps.Run(ctx, mps.Config{
@@ -100,7 +101,7 @@ func (c *commands) mpsDaemonCommand(ctx context.Context, args []string) error {
 		},
 		Driver: driver.Place{HostRoot: o.HostRoot},
 		Open: func(place driver.Place) (mps.Opened, error) {
-			opened, err := openDriver(place, log, nil, false)
+			opened, err := openDriver(place, process, log, nil, false)
 			if err != nil {
 				return mps.Opened{}, err
 			}

@@ -9,6 +9,7 @@ import (
 	"github.com/gpuready/gpuready/deviceplugin/driver"
 	"github.com/gpuready/gpuready/deviceplugin/plugin"
 	"github.com/gpuready/gpuready/deviceplugin/settings"
+	"github.com/gpuready/gpuready/internal/gpu/nvml"
 	"github.com/gpuready/gpuready/internal/injection"
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/internal/program"
@@ -94,6 +95,7 @@ func (c *commands) runPlugin(ctx context.Context, o *settings.Options) error {
 // delivers later ones.
 func (c *commands) pluginConfig(o *settings.Options) (plugin.Config, *settings.Watcher) {
 	log := c.newLogger(o, "deviceplugin")
+	process := nvml.NewProcess()
 	watcher := settings.NewWatcher(o, log)
 	log.Info("starting", "precedence", "command line, environment, configuration file", "path", o.ConfigFile, "settings", strings.Join(o.NonDefaults, ", "),
 		"socket", o.KubeletSocket, "pid", os.Getpid())
@@ -122,7 +124,7 @@ func (c *commands) pluginConfig(o *settings.Options) (plugin.Config, *settings.W
 		},
 		Driver: driver.Place{HostRoot: o.HostRoot},
 		Open: func(place driver.Place) (plugin.Opened, error) {
-			return openDriver(place, log, metrics.CountNVMLError, partitions)
+			return openDriver(place, process, log, metrics.CountNVMLError, partitions)
 		},
 		NodeName: o.NodeName,
 		NFDDir:   o.NFDDir,

@@ -18,7 +18,7 @@ import (
 func (n *node) serve(by, switchID string, withheld ...int) {
 	n.state.DevicePlugin.Serve, n.state.DevicePlugin.SwitchID, n.state.DevicePlugin.Withheld = by, switchID, nil
 	for _, i := range withheld {
-		n.state.DevicePlugin.Withheld = append(n.state.DevicePlugin.Withheld, nodestate.Withheld{GPU: gpuID(i), Reason: "HeldByPod", Message: "held by pod team/old"})
+		n.state.DevicePlugin.Withheld = append(n.state.DevicePlugin.Withheld, nodestate.Withheld{GPU: gpuID(i), Reason: "HeldByPod", Message: "held by pod team/old", Namespace: "team"})
 	}
 	n.writeState()
 }

@@ -107,16 +107,21 @@ func runCommand(ctx context.Context, args []string, stdout, stderr io.Writer) in
 			{Name: "preflight", Run: runPreflight},
 			{Name: probe.WatchCommand, Run: watchChild, Hidden: true},
 			{Name: probe.Command, Run: readChild, Hidden: true},
+			{Name: probe.UsageCommand, Run: usageChild, Hidden: true},
 			{Name: workload.PodCommand, Run: runSample, Hidden: true},
 		},
 	}.Run(ctx, args, stdout, stderr)
 }
 
-// watchChild and readChild run the child processes that read the driver.
+// watchChild, readChild and usageChild run the child processes that read the driver.
 func watchChild(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	return probe.WatchChild(ctx, args, os.Stdin, stdout)
 }
 
 func readChild(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	return probe.Child(ctx, args, stdout)
+}
+
+func usageChild(ctx context.Context, args []string, stdout, _ io.Writer) error {
+	return probe.UsageChild(ctx, args, stdout)
 }

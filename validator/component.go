@@ -193,6 +193,7 @@ func (c *componentFlags) proveLayer(ctx context.Context, o *options, api cluster
 		return err
 	}
 	defer func() { _ = node.Root.Close() }()
+	node.KeptProof = filepath.Join(o.outputDir, step.KeptProofName)
 	of := componentsOf[c.name]
 	s := &standin{componentFlags: c, layerOf: of, node: node, proofs: daemon.NewProofWriter(o.outputDir, node.BootID), out: &lines{w: stderr}}
 	r := step.NewPipeline(probe.Read, nil, []readiness.Layer{of.layer})

@@ -68,6 +68,7 @@ func TestItStandsInForTheReference(t *testing.T) {
 	require.Contains(t, said, "nothing was computed (WITH_WORKLOAD=false) (SIMULATED)")
 	exit, said = r.standIn("COMPONENT=cuda")
 	require.Zero(t, exit, said)
+	require.FileExists(t, r.proof("cuda-proof.json"), "kept for the next process")
 	require.FileExists(t, r.proof("cuda-ready"))
 
 	r.kubelet(2)

@@ -202,7 +202,8 @@ func runDaemon(ctx context.Context, args []string, stdout, stderr io.Writer) err
 
 	registry := metricsserver.NewRegistry()
 	status := kube.NewNodeStatus()
-	node.Status = status.Last
+	node.Status, node.KeptProof = status.Last, o.keptProof(node)
+	node.OwnPod = c.namespace + "/" + workload.PodName(workload.DevicePlugin, c.node)
 	config := daemon.Config{Node: node, NodeChanged: status.Updates(), OutputDir: node.Root.Path(o.outputDir), Log: log, Metrics: daemon.NewMetrics(registry),
 		Unserved: unserved, Note: w.note()}
 	parts, err := c.parts(node, status, log, registry)
@@ -362,6 +363,10 @@ func (c *cluster) workload(client *kube.Client, node check.Node) workload.Config
 		Allocated: func(ctx context.Context, pod string) ([]string, error) {
 			kubelet, err := step.ReadKubelet(ctx, node.Root.Path(node.PodResources))
 			return kubelet.Held(pod), err
+		},
+		InUse: func(ctx context.Context, driver check.Driver) string { return step.DescribeUse(ctx, node, driver) },
+		FailedInUse: func(ctx context.Context, driver check.Driver, id gpu.UUID, code int) string {
+			return step.DescribeUser(ctx, node, driver, id, code)
 		},
 		NodeRuntime: func() workload.NodeRuntime { return nodeRuntime(node) },
 	}

@@ -20,6 +20,8 @@ import (
 	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/internal/readiness"
 	"github.com/gpuready/gpuready/validator/check"
+	"github.com/gpuready/gpuready/validator/probe"
+	"github.com/gpuready/gpuready/validator/step"
 )
 
 // options holds the flags that the commands share, and their values.
@@ -169,12 +171,17 @@ func (o *options) node() (check.Node, error) {
 		StateDir: o.stateDir, CDIDirs: []string{cdi.StaticDir, o.cdiDir}, PodResources: o.podResources,
 		AllowSimulated: o.allowSimulated, VectorAdd: o.vectorAdd,
 		Injection: os.Getenv(injection.Variable), Settle: settle,
-		CUDATimeout: o.cudaTimeout, CUDAConcurrency: o.cudaParallel,
+		CUDATimeout: o.cudaTimeout, CUDAConcurrency: o.cudaParallel, ReadUsage: probe.ReadUsage,
 	}
 	if n.VectorAdd == "" {
 		n.VectorAdd = findSample("vectoradd")
 	}
 	return n, nil
+}
+
+// keptProof returns the file in which commands that write proofs keep that of layer cuda.
+func (o *options) keptProof(node check.Node) string {
+	return filepath.Join(node.Root.Path(o.outputDir), step.KeptProofName)
 }
 
 func clean(path string) string {

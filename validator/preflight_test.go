@@ -198,7 +198,7 @@ func TestTheRealSamplesFindABrokenGPU(t *testing.T) {
 		"a bit that sticks": {41, []gpu.Reason{"WrongResult", "MemoryWrong"}, "memtest: 1 word is bad: 0x410000001000: ", []string{"memfault", "--kind", "stuck-at-1", "--offset", "4096", "--bit", "7"}},
 		"arithmetic":        {41, []gpu.Reason{"WrongResult"}, "vectoradd: element ", []string{"wrong", "--every", "1000"}},
 		"heat":              {40, []gpu.Reason{"ClocksHeldDown"}, "HWThermalSlowdown", []string{"degrade", "--throttle", "hw-thermal"}},
-		"lanes":             {40, []gpu.Reason{"PCIeLinkDegraded"}, "×8, and GPU and slot support ×16", []string{"degrade", "--pcie-width", "8"}},
+		"lanes":             {40, []gpu.Reason{"PCIeLinkDegraded"}, "×8, and most GPUs of its product here have ×16", []string{"degrade", "--pcie-width", "8"}},
 		"NVLinks":           {40, []gpu.Reason{"NVLinkDown"}, "16 of 18 NVLinks are up; down: 2, 5", []string{"degrade", "--links-down", "2,5"}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -164,7 +164,7 @@ func TestErrorsNameTheFieldAndTheRemedy(t *testing.T) {
 		"devices: {include: [1], exclude: [1]}":                                     `devices.exclude[0]: "1" is included too`,
 		"health: {xids: [{action: ignore}]}":                                        `health.xids[0].xid: no XID is given`,
 		"health: {xids: [{xid: 79}]}":                                               `health.xids[0]: empty; write an action, a recovery, or both`,
-		"health: {xids: [{xid: 79, action: reboot}]}":                               `health.xids[0].action: "reboot" is not known (known here: ignore, unhealthy)`,
+		"health: {xids: [{xid: 79, action: reboot}]}":                               `health.xids[0].action: "reboot" is not known (known here: ignore, unhealthy, ask)`,
 		"health: {xids: [{xid: 79, recovery: always}]}":                             `health.xids[0].recovery: "always" is not known`,
 		"health: {xids: [{xid: 31, action: ignore}, {xid: 31, action: unhealthy}]}": `health.xids[1].xid: XID 31 has a rule in xids[0] already`,
 		"health: {xids: [{xid: 31, action: ignore, recovery: quiet}]}":              `health.xids[0].recovery: there is nothing to recover from what is ignored`,

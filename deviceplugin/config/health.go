@@ -8,21 +8,22 @@ import (
 // Health overrides the table in docs/reasons.md: what makes a device unhealthy, and
 // healthy again.
 type Health struct {
-	XIDs        []XIDRule  `json:"xids,omitempty" doc:"What to do on an XID, where the table in docs/reasons.md says otherwise."`
-	UnknownXIDs *XIDPolicy `json:"unknownXIDs,omitempty" doc:"What to do on an XID that the table does not know. Default: unhealthy, recovery reset."`
-	QuietPeriod *Duration  `json:"quietPeriod,omitempty" doc:"How long a device whose recovery is quiet must have been without another such error, and then pass a probe. Default: 5m."`
+	XIDs         []XIDRule  `json:"xids,omitempty" doc:"What to do on an XID, where the table in docs/reasons.md says otherwise."`
+	UnknownXIDs  *XIDPolicy `json:"unknownXIDs,omitempty" doc:"What to do on an XID that the table does not know. Default: ask, recovery reset."`
+	PendingRemap string     `json:"pendingRemap,omitempty" enum:"allocatable unhealthy" doc:"Whether a GPU is allocated while rows or pages of faulty memory wait to be replaced by a reset. Default: allocatable where NVIDIA says that new work may start (GA100, GH100, GB10x), else unhealthy."`
+	QuietPeriod  *Duration  `json:"quietPeriod,omitempty" doc:"How long a device whose recovery is quiet must have been without another such error, and then pass a probe. Default: 5m."`
 }
 
 // XIDPolicy is the reaction to an XID. Empty fields follow the table.
 type XIDPolicy struct {
-	Action   string `json:"action,omitempty" enum:"ignore unhealthy" doc:"Whether the device becomes unhealthy."`
+	Action   string `json:"action,omitempty" enum:"ignore unhealthy ask" doc:"Whether the device becomes unhealthy. ask: if the driver asks for a recovery, or cannot say (before R570)."`
 	Recovery string `json:"recovery,omitempty" enum:"reset quiet never" doc:"What makes it healthy again. reset: a reset that was seen; quiet: the quiet period and a probe that passes; never: only a new driver or a reboot."`
 }
 
 // XIDRule is the reaction to one XID.
 type XIDRule struct {
 	XID      uint64 `json:"xid" required:"true" min:"1" doc:"Number of the XID."`
-	Action   string `json:"action,omitempty" enum:"ignore unhealthy" doc:"Whether the device becomes unhealthy. Default: as the table says."`
+	Action   string `json:"action,omitempty" enum:"ignore unhealthy ask" doc:"Whether the device becomes unhealthy; ask: as the driver says. Default: as the table says."`
 	Recovery string `json:"recovery,omitempty" enum:"reset quiet never" doc:"What makes it healthy again. Default: as the table says."`
 }
 

@@ -5,7 +5,8 @@
 // an event (an XID that the Policy heeds, an uncorrectable ECC error, the loss of the
 // GPU), and while it cannot be watched. Its MIG devices follow it. A contained XID, for
 // which the driver names the GPU instance, affects the MIG devices of that instance and
-// the GPU as a whole.
+// the GPU as a whole. If it recovers by quiet, it ends with its instance. Of some XIDs the driver
+// decides: the next snapshot shows whether it asks for a recovery of the GPU (ask.go).
 //
 // A device becomes healthy again only on evidence, never because a process restarted.
 // The evidence required depends on the fault:
@@ -50,6 +51,7 @@ type GPU struct {
 	Present bool       // in the last snapshot
 
 	marks          []faultMark // its recorded faults, sorted by scope; never changed in place
+	asked          askedXID    // the last XID of which the driver decides
 	watchedSince   time.Time   // start of watching without a gap; zero: not watched
 	unwatched      gpu.Fault   // why this GPU alone cannot be watched; zero: it can
 	unwatchedSince time.Time
@@ -92,6 +94,21 @@ func (s State) Verdict(id gpu.UUID) (gpu.Fault, time.Time) {
 	if !known {
 		return gpu.Fault{Reason: gpu.ReasonMissing, Message: "the driver has not listed it"}, time.Time{}
 	}
+	return s.verdictOf(g, part)
+}
+
+// WholeVerdict returns the fault of a GPU for which no part of it can be used, and when it began: that of
+// Verdict without the faults of single GPU instances. A GPU instance that is created next has it, too.
+func (s State) WholeVerdict(id gpu.UUID) (gpu.Fault, time.Time) {
+	return s.verdictOf(s.gpus[id], nowhere)
+}
+
+// InstanceVerdict is Verdict for a GPU instance of a GPU.
+func (s State) InstanceVerdict(id gpu.UUID, instance int) (gpu.Fault, time.Time) {
+	return s.verdictOf(s.gpus[id], scope{instance, -1})
+}
+
+func (s State) verdictOf(g GPU, part scope) (gpu.Fault, time.Time) {
 	if m, found := g.firstMark(part); found {
 		return m.fault, m.since
 	}

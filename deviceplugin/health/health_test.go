@@ -277,3 +277,30 @@ func TestFaultsOfOneGPUAffectNoOther(t *testing.T) {
 		}
 	})
 }
+
+// Whoever is given the UUID may get either of them.
+func TestOfGPUsWithOneUUIDTheLostOneDecides(t *testing.T) {
+	twins := func(faults ...gpu.Reason) gpu.Snapshot {
+		s := gputest.Node("h100-sxm", len(faults)+1)
+		for i, reason := range faults {
+			s.Devices[i].UUID, s.Devices[i].Fault.Reason = gputest.GPU(0), reason
+		}
+		return s
+	}
+	for want, cases := range map[gpu.Reason][][]gpu.Reason{
+		gpu.ReasonLost:       {{gpu.ReasonLost, ""}, {"", gpu.ReasonLost}, {gpu.ReasonUnreadable, gpu.ReasonLost, ""}, {gpu.ReasonLost, gpu.ReasonUnreadable}},
+		gpu.ReasonUnreadable: {{"", gpu.ReasonUnreadable}, {gpu.ReasonUnreadable, ""}},
+		"":                   {{"", ""}},
+	} {
+		for _, faults := range cases {
+			s := twins(faults...)
+			h := health.New(gpu.Fault{}).ApplySnapshot(s, now)
+			f, _ := h.Verdict(gputest.GPU(0))
+			require.Equal(t, want, f.Reason, "%v", faults)
+			neighbour, _ := h.Verdict(gputest.GPU(len(faults)))
+			require.Empty(t, neighbour.Reason)
+			again, _ := h.ApplySnapshot(s, now).Verdict(gputest.GPU(0))
+			require.Equal(t, want, again.Reason, "%v", faults)
+		}
+	}
+}

@@ -120,8 +120,62 @@ func (g GPU) firstMark(part scope) (faultMark, bool) {
 	return first, found
 }
 
-// concerns reports whether a mark concerns a part of the GPU. If the MIG layout changed
-// and the marked instance is gone, the broken hardware may now be part of any other.
+// nowhere is the scope of a GPU instance that does not exist yet.
+var nowhere = scope{-2, -2}
+
+// concerns reports whether a mark concerns a part of the GPU. If the marked instance is gone and its
+// fault needs more than quiet, the broken hardware may now be part of any other. Lesser marks of an
+// instance end with it, and never concern another.
 func (g GPU) concerns(m faultMark, part scope) bool {
-	return part == wholeGPU || m.scope.contains(part) || !slices.ContainsFunc(g.Device.MIG, func(d gpu.MIGDevice) bool { return m.scope.contains(scopeOf(d)) })
+	return part == wholeGPU || m.scope.contains(part) || m.needs > quiet && !hasInstance(g.Device, m.scope.gpuInstance)
+}
+
+// hasInstance reports whether a GPU has a GPU instance.
+func hasInstance(d gpu.Device, instance int) bool {
+	_, placed := findInstance(d, instance)
+	return placed || len(devicesIn(d, instance)) > 0
+}
+
+// findInstance returns where a GPU instance is, if that can be read.
+func findInstance(d gpu.Device, instance int) (gpu.Instance, bool) {
+	i := slices.IndexFunc(d.Instances, func(i gpu.Instance) bool { return i.ID == instance })
+	if i < 0 {
+		return gpu.Instance{}, false
+	}
+	return d.Instances[i], true
+}
+
+// devicesIn returns the MIG devices of a GPU instance.
+func devicesIn(d gpu.Device, instance int) (all []gpu.UUID) {
+	for _, m := range d.MIG {
+		if m.GPUInstance == instance {
+			all = append(all, m.UUID)
+		}
+	}
+	return all
+}
+
+// isSameInstance reports whether a GPU instance of a reading is that of the reading before. The driver
+// gives the number of one that was destroyed to the next, at another place or with other MIG devices.
+// One that was not listed before may have been created since.
+func isSameInstance(before, now gpu.Device, instance int) bool {
+	if !hasInstance(now, instance) {
+		return false
+	}
+	was, known := findInstance(before, instance)
+	is, placed := findInstance(now, instance)
+	if known && placed && was != is {
+		return false
+	}
+	old, new := devicesIn(before, instance), devicesIn(now, instance)
+	return len(old) == 0 || len(new) == 0 || slices.ContainsFunc(new, func(id gpu.UUID) bool { return slices.Contains(old, id) })
+}
+
+// endInstances returns the GPU without the marks that end with their GPU instance, of those instances that
+// are gone.
+func (g GPU) endInstances(isGone func(instance int) bool) GPU {
+	g.marks = slices.DeleteFunc(slices.Clone(g.marks), func(m faultMark) bool {
+		return m.scope.gpuInstance >= 0 && m.needs <= quiet && isGone(m.scope.gpuInstance)
+	})
+	return g
 }

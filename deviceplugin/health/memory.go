@@ -97,7 +97,7 @@ func Restore(file nodestate.State) State {
 func restoreGPU(g GPU, known nodestate.GPU) GPU {
 	d := &g.Device
 	d.Index, d.Minor, d.Product, d.Brand, d.Architecture = known.Index, known.Minor, known.Product, known.Brand, known.Architecture
-	d.PCI, d.MemoryBytes, d.MIGEnabled = known.PCI, known.MemoryBytes, known.MIGEnabled
+	d.PCI, d.MemoryBytes, d.MIGEnabled, d.AddressingMode = known.PCI, known.MemoryBytes, known.MIGEnabled, known.AddressingMode
 	d.ComputeMode, d.Fabric = gpu.ParseComputeMode(known.ComputeMode), gpu.ParseFabric(known.FabricClique)
 	d.NVLink = gpu.NVLinkGroup{Domain: known.NVLinkDomain, Nearest: known.NVLinkNearest}
 	if known.NUMANode != nil {
@@ -105,7 +105,18 @@ func restoreGPU(g GPU, known nodestate.GPU) GPU {
 	}
 	// A capability that cannot be read stays unknown.
 	_, _ = fmt.Sscanf(known.ComputeCapability, "%d.%d", &d.Compute.Major, &d.Compute.Minor)
-	d.MIG = nil
+	d.MIG, d.Profiles, d.Instances = nil, nil, nil
+	for _, p := range known.Profiles {
+		d.Profiles = append(d.Profiles, gpu.PartitionProfile{
+			ID: p.ID, Name: p.Name, Slices: p.Slices, Size: p.Size, Instances: p.Count, Starts: p.Starts, MemoryBytes: p.MemoryBytes,
+			Attributes: gpu.Attributes{
+				Multiprocessors: p.Multiprocessors, CopyEngines: p.CopyEngines, Decoders: p.Decoders, Encoders: p.Encoders, JPEGEngines: p.JPEGEngines, OFAEngines: p.OFAEngines,
+			},
+		})
+	}
+	for _, i := range known.Instances {
+		d.Instances = append(d.Instances, gpu.Instance{ID: i.ID, Profile: i.Profile, Start: i.Start, Size: i.Size})
+	}
 	for _, m := range known.MIG {
 		d.MIG = append(d.MIG, gpu.MIGDevice{
 			UUID: m.UUID, Index: m.Index, Profile: m.Profile, GPUInstance: m.GPUInstance, ComputeInstance: m.ComputeInstance, MemoryBytes: m.MemoryBytes,

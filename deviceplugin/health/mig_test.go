@@ -1,6 +1,7 @@
 package health_test
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -61,7 +62,6 @@ func TestXIDOfAMIGInstanceAffectsItsDevices(t *testing.T) {
 		"of no GPU instance, whatever follows":     {instance(gpu0.UUID, -1, 0, 94), all},
 		"one that needs the GPU to be reset":       {instance(gpu0.UUID, 2, 0, 95), all},
 		"one that nobody knows":                    {instance(gpu0.UUID, 2, 0, 1234), all},
-		"of an instance that is not there":         {instance(gpu0.UUID, 6, 0, 94), all},
 		"of a compute instance that is not there":  {instance(gpu0.UUID, 2, 5, 94), second},
 		"one that is ignored":                      {instance(gpu0.UUID, 2, 0, 31), map[gpu.UUID]gpu.Reason{}},
 		"of another GPU's instance with that name": {instance(gpu1.UUID, 2, 0, 94), map[gpu.UUID]gpu.Reason{gpu1.UUID: gpu.ReasonXID, gpu1.MIG[1].UUID: gpu.ReasonXID}},
@@ -152,17 +152,99 @@ func TestAResetHealsEveryInstance(t *testing.T) {
 	require.Empty(t, unhealthy(h.ApplySnapshot(out, now).ApplySnapshot(divided, now), divided))
 }
 
-// The broken hardware of an instance may be part of any other after a new division.
-func TestFaultOutlivesItsInstance(t *testing.T) {
+// redivided returns the node with another layout of its first GPU.
+func redivided(change func(*gpu.Device)) gpu.Snapshot {
+	s := divided.Clone()
+	change(&s.Devices[0])
+	return s
+}
+
+// A program can cause it at any time, and it has ended with its instance.
+func TestAContainedFaultEndsWithItsInstance(t *testing.T) {
+	id, attacker := divided.Devices[0].UUID, divided.Devices[0].MIG[1]
+	placed := redivided(func(d *gpu.Device) {
+		d.Instances = []gpu.Instance{{ID: 1, Profile: 9, Start: 0, Size: 4}, {ID: 2, Profile: 19, Start: 4, Size: 1}, {ID: 3, Profile: 19, Start: 5, Size: 1}, {ID: 4, Profile: 19, Start: 6, Size: 1}}
+	})
+	own := map[gpu.UUID]gpu.Reason{id: gpu.ReasonXID, attacker.UUID: gpu.ReasonXID}
+	without := func(d *gpu.Device) {
+		d.MIG = slices.DeleteFunc(d.MIG, func(m gpu.MIGDevice) bool { return m.GPUInstance == 2 })
+		d.Instances = slices.DeleteFunc(d.Instances, func(i gpu.Instance) bool { return i.ID == 2 })
+	}
+	for name, c := range map[string]struct {
+		before, after gpu.Snapshot
+		kept          bool
+	}{
+		"nothing has changed":    {divided, divided, true},
+		"nothing has moved":      {placed, placed, true},
+		"it is gone":             {divided, redivided(without), false},
+		"MIG mode is off":        {divided, redivided(func(d *gpu.Device) { d.MIGEnabled, d.MIG = false, nil }), false},
+		"another has its number": {divided, redivided(func(d *gpu.Device) { d.MIG[1].UUID = "MIG-11111111-0000-4000-8000-000000000000" }), false},
+		"another has its number, elsewhere": {placed, redivided(func(d *gpu.Device) {
+			d.Instances = slices.Clone(placed.Devices[0].Instances)
+			d.Instances[1].Start = 7
+		}), false},
+		"it has no MIG device now": {placed, redivided(func(d *gpu.Device) {
+			d.Instances = slices.Clone(placed.Devices[0].Instances)
+			d.MIG = slices.DeleteFunc(d.MIG, func(m gpu.MIGDevice) bool { return m.GPUInstance == 2 })
+		}), true},
+		"the GPU cannot be read": {divided, redivided(func(d *gpu.Device) { d.Fault, d.MIG = gpu.Fault{Reason: gpu.ReasonUnreadable}, nil }), true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := health.New(gpu.Fault{}).ApplySnapshot(c.before, now).ApplyEvent(instance(id, 2, 0, 69), now)
+			require.Equal(t, own, unhealthy(h, c.before), "no other is concerned while it is there")
+			faults := len(h.ApplySnapshot(c.after, now).Faults())
+			require.Equal(t, c.kept, faults > 0)
+			if !c.kept {
+				require.Empty(t, unhealthy(h.ApplySnapshot(c.after, now), c.after))
+			}
+		})
+	}
+	h := health.New(gpu.Fault{}).ApplySnapshot(placed, now).ApplyEvent(instance(id, 2, 0, 69), now).ApplyEvent(instance(id, 3, 0, 69), now)
+	h = h.ApplyDestroyed(gpu.Placement{GPU: id, Profile: 19, Start: 4, Size: 1}, now)
+	require.Equal(t, map[gpu.UUID]gpu.Reason{id: gpu.ReasonXID, divided.Devices[0].MIG[2].UUID: gpu.ReasonXID}, unhealthy(h, placed), "before the GPU is read again")
+	require.Equal(t, unhealthy(h, placed), unhealthy(h.ApplyDestroyed(gpu.Placement{GPU: "GPU-other", Start: 5, Size: 1}, now), placed))
+}
+
+// A partition is created and its program faults before the GPU is read again.
+func TestAContainedFaultOfANewInstanceConcernsNoOther(t *testing.T) {
 	id := divided.Devices[0].UUID
-	anew := divided.Clone()
-	anew.Devices[0] = gputest.WithMIG(anew.Devices[0], "3g.40gb")
-	anew.Devices[0].MIG[0].UUID = "MIG-11111111-0000-4000-8000-000000000000"
-	h := health.New(gpu.Fault{}).ApplySnapshot(divided, now).ApplyEvent(instance(id, 2, 0, 94), now).ApplySnapshot(anew, now)
+	h := health.New(gpu.Fault{}).ApplySnapshot(divided, now).ApplyEvent(instance(id, 6, 0, 69), now)
+	require.Equal(t, map[gpu.UUID]gpu.Reason{id: gpu.ReasonXID}, unhealthy(h, divided))
+	again := health.Restore(file(h))
+	require.Equal(t, map[gpu.UUID]gpu.Reason{id: gpu.ReasonXID}, unhealthy(again.ApplyEvent(instance(id, 6, 0, 69), now), gpu.Snapshot{Devices: []gpu.Device{{UUID: id}}}))
+	require.Empty(t, unhealthy(h.ApplySnapshot(divided, now), divided), "it is gone again")
+	more := redivided(func(d *gpu.Device) {
+		d.MIG = append(d.MIG, gpu.MIGDevice{Index: 4, UUID: "MIG-new", GPUInstance: 6})
+	})
+	h = h.ApplySnapshot(more, now)
+	require.Equal(t, map[gpu.UUID]gpu.Reason{id: gpu.ReasonXID, "MIG-new": gpu.ReasonXID}, unhealthy(h, more))
+	whole, _ := h.WholeVerdict(id)
+	require.Empty(t, whole.Reason, "of all that it has, and may get")
+	for at, want := range map[int]gpu.Reason{6: gpu.ReasonXID, 2: "", 9: ""} {
+		f, _ := h.InstanceVerdict(id, at)
+		require.Equal(t, want, f.Reason, at)
+	}
+}
+
+// The broken hardware of an instance may be part of any other after a new division.
+func TestAFaultThatNeedsAResetOutlivesItsInstance(t *testing.T) {
+	id := divided.Devices[0].UUID
+	anew := redivided(func(d *gpu.Device) {
+		*d = gputest.WithMIG(*d, "3g.40gb")
+		d.MIG[0].UUID = "MIG-11111111-0000-4000-8000-000000000000"
+	})
+	strict := health.DefaultPolicy().With(health.Changes{XIDs: map[uint64]health.Rule{94: {Recovery: gpu.RecoveryReset}}})
+	h := health.New(gpu.Fault{}).WithPolicy(strict).ApplySnapshot(divided, now).ApplyEvent(instance(id, 2, 0, 94), now)
+	require.Len(t, unhealthy(h, divided), 2)
+	whole, _ := h.WholeVerdict(id)
+	require.Empty(t, whole.Reason)
+	h = h.ApplySnapshot(anew, now)
 	require.Len(t, unhealthy(h, anew), 2, "the GPU and its one MIG device")
+	whole, _ = h.WholeVerdict(id)
+	require.Equal(t, gpu.ReasonXID, whole.Reason)
 	require.Len(t, unhealthy(h.ApplySnapshot(divided, now), divided), 2, "it is the same instance as before")
-	off := divided.Clone()
-	off.Devices[0].MIGEnabled, off.Devices[0].MIG = false, nil
+	require.Len(t, unhealthy(h.ApplyDestroyed(gpu.Placement{GPU: id}, now), anew), 2)
+	off := redivided(func(d *gpu.Device) { d.MIGEnabled, d.MIG = false, nil })
 	require.Len(t, unhealthy(h.ApplySnapshot(off, now), off), 1, "the GPU")
 }
 

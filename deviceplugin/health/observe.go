@@ -20,21 +20,31 @@ func (s State) ApplySnapshot(snap gpu.Snapshot, now time.Time) State {
 	}
 	seen, parts := map[gpu.UUID]bool{}, map[gpu.UUID]bool{}
 	unnamed := listUnnamed(snap)
-	for _, d := range snap.Devices {
-		if d.UUID == "" {
+	for i, d := range snap.Devices {
+		if d.UUID == "" || hasDecisiveTwin(snap.Devices, i) {
 			continue
 		}
+		read := d.Fault
+		d = s.policy.judgeRemap(d)
 		seen[d.UUID] = true
 		for _, m := range d.MIG {
 			parts[m.UUID] = true
 		}
 		g := s.gpuOrNew(d.UUID, now)
-		if d.Fault.Reason != "" && len(d.MIG) == 0 {
-			d.MIGEnabled, d.MIG = g.Device.MIGEnabled, g.Device.MIG // it cannot list them; they share its fault
+		switch {
+		case d.Fault.Reason == "":
+			before := g.Device
+			g = g.endInstances(func(instance int) bool { return !isSameInstance(before, d, instance) })
+		case len(d.MIG) == 0: // it cannot list them; they share its fault
+			d.MIGEnabled, d.MIG, d.Profiles, d.Instances = g.Device.MIGEnabled, g.Device.MIG, g.Device.Profiles, g.Device.Instances
 		}
 		g.Device, g.Present = d, true
 		if g.watchedSince.IsZero() && s.unwatchable.Reason == "" && g.unwatched.Reason == "" {
 			g.watchedSince = now
+		}
+		if read.Reason == "" && d.Fault.Reason != "" { // by the configuration: it does not show a reset
+			s.gpus[d.UUID] = g.addMark(wholeGPU, d.Fault, snapshotOnly, now)
+			continue
 		}
 		s.gpus[d.UUID] = g.applyFault(d.Fault, now)
 	}
@@ -54,10 +64,42 @@ func (s State) ApplySnapshot(snap gpu.Snapshot, now time.Time) State {
 	return s
 }
 
+// hasDecisiveTwin reports whether another GPU of a snapshot has the UUID of devices[i] and decides what is
+// known of both: the first with a fault that nothing reaches, else the first with any fault, else the first.
+// Whoever is given the UUID may get either.
+func hasDecisiveTwin(devices []gpu.Device, i int) bool {
+	rank := func(d gpu.Device) int {
+		switch d.Fault.Reason {
+		case gpu.ReasonLost:
+			return 2
+		case "":
+			return 0
+		}
+		return 1
+	}
+	return slices.ContainsFunc(devices[:i], func(d gpu.Device) bool { return d.UUID == devices[i].UUID && rank(d) >= rank(devices[i]) }) ||
+		slices.ContainsFunc(devices[i+1:], func(d gpu.Device) bool { return d.UUID == devices[i].UUID && rank(d) > rank(devices[i]) })
+}
+
+// ApplyDestroyed returns the State after the GPU instance at a placement was destroyed.
+func (s State) ApplyDestroyed(at gpu.Placement, now time.Time) State {
+	if _, known := s.gpus[at.GPU]; !known {
+		return s
+	}
+	return s.updateGPUs(at.GPU, now, func(g GPU) GPU {
+		return g.endInstances(func(instance int) bool {
+			is, placed := findInstance(g.Device, instance)
+			return placed && is.Start == at.Start && is.Size == at.Size
+		})
+	})
+}
+
 // applyFault returns the GPU after a snapshot has shown it with a fault, or with none.
 func (g GPU) applyFault(fault gpu.Fault, now time.Time) GPU {
+	g = g.applyAnswer(fault, now)
 	if fault.Reason == "" {
-		g.marks = slices.DeleteFunc(slices.Clone(g.marks), func(m faultMark) bool { return m.evidence >= m.needs })
+		wasReset := wantsNothing(g.Device)
+		g.marks = slices.DeleteFunc(slices.Clone(g.marks), func(m faultMark) bool { return m.evidence >= m.needs && (m.needs < reset || wasReset) })
 		return g
 	}
 	if !slices.ContainsFunc(g.marks, func(m faultMark) bool { return m.scope == wholeGPU }) {
@@ -68,6 +110,12 @@ func (g GPU) applyFault(fault gpu.Fault, now time.Time) GPU {
 		return g.addEvidence(reset)
 	}
 	return g.resetQuiet(now)
+}
+
+// wantsNothing reports whether neither the driver nor the memory of the GPU waits for a reset or anything else. While
+// one does, the GPU has not been reset, though what it waits for may be no fault.
+func wantsNothing(d gpu.Device) bool {
+	return (d.Recovery == "" || d.Recovery == gpu.RecoverNothing) && d.Remap == gpu.RemapNone
 }
 
 // ApplyEvent returns the State after an event. The caller should take a snapshot after an
@@ -116,8 +164,11 @@ func (s State) ApplyEvent(e gpu.Event, now time.Time) State {
 
 // applyRule records a fault as a rule requires.
 func (s State) applyRule(r Rule, id gpu.UUID, at scope, fault gpu.Fault, now time.Time) State {
-	if r.Action == gpu.ActionIgnore {
+	switch r.Action {
+	case gpu.ActionIgnore:
 		return s
+	case gpu.ActionAsk:
+		return s.updateGPUs(id, now, func(g GPU) GPU { return g.recordQuestion(fault, evidenceFor(r.Recovery), now) })
 	}
 	return s.updateGPUs(id, now, func(g GPU) GPU { return g.addMark(at, fault, evidenceFor(r.Recovery), now) })
 }

@@ -1,6 +1,7 @@
 package health
 
 import (
+	"cmp"
 	"maps"
 	"time"
 
@@ -25,10 +26,11 @@ type Policy struct {
 	unknown     Rule            // for XIDs that are not in the table; zero fields: the default
 	xids        map[uint64]Rule // for single XIDs; zero fields change nothing
 	quietPeriod time.Duration   // 0: the default
+	remap       string          // Health.PendingRemap of the configuration; "": by the kind of GPU
 }
 
-// DefaultPolicy returns the policy of the table in package gpu. An XID that is not in
-// it makes the whole GPU unhealthy until a reset.
+// DefaultPolicy returns the policy of the table in package gpu. Of an XID that is not in it, the driver decides;
+// where the driver cannot say, the whole GPU is unhealthy until a reset.
 func DefaultPolicy() Policy { return Policy{} }
 
 // Changes overrides parts of a Policy. Zero fields change nothing.
@@ -37,6 +39,7 @@ type Changes struct {
 	Unknown     Rule            // for XIDs that are not in the table
 	XIDs        map[uint64]Rule // for single XIDs; a zero Action or Recovery changes nothing
 	QuietPeriod time.Duration   // the quiet period
+	Remap       string          // Health.PendingRemap of the configuration
 }
 
 // With returns the policy with the changes applied. They override earlier ones.
@@ -61,6 +64,7 @@ func (p Policy) With(c Changes) Policy {
 	if c.QuietPeriod > 0 {
 		p.quietPeriod = c.QuietPeriod
 	}
+	p.remap = cmp.Or(c.Remap, p.remap)
 	return p
 }
 
@@ -77,7 +81,7 @@ func (r Rule) with(o Rule) Rule {
 
 // Rule returns the rule for an XID.
 func (p Policy) Rule(xid uint64) Rule {
-	rule := Rule{gpu.ActionUnhealthy, gpu.RecoveryReset}
+	rule := Rule{gpu.ActionAsk, gpu.RecoveryReset}
 	info, known := gpu.XID(xid)
 	if known {
 		rule = Rule{info.Action, info.Recovery}
@@ -89,6 +93,23 @@ func (p Policy) Rule(xid uint64) Rule {
 	return rule.with(p.xids[xid])
 }
 
+// judgeRemap returns the GPU with the fault of memory that waits to be replaced, or without it, where the
+// configuration chooses.
+func (p Policy) judgeRemap(d gpu.Device) gpu.Device {
+	asked := d.Recovery != "" && d.Recovery != gpu.RecoverNothing
+	switch {
+	case d.Remap != gpu.RemapPending:
+	case p.remap == "unhealthy" && d.Fault.Reason == "":
+		d.Fault = gpu.Fault{Reason: gpu.ReasonResetNeeded, Message: "faulty memory waits to be replaced: end the programs on the GPU, then reset it"}
+	case p.remap == "allocatable" && d.Fault.Reason == gpu.ReasonResetNeeded && !asked:
+		d.Fault = gpu.Fault{}
+	}
+	return d
+}
+
+// IsDefault reports whether an XID has the action of the table, and nobody has chosen another.
+func (p Policy) IsDefault(xid uint64) bool { return p.every == "" && p.xids[xid].Action == "" }
+
 // QuietPeriod returns the quiet period after which a device may recover.
 func (p Policy) QuietPeriod() time.Duration {
 	if p.quietPeriod > 0 {
@@ -99,7 +120,7 @@ func (p Policy) QuietPeriod() time.Duration {
 
 // ChangesFromConfig returns the changes that a validated configuration file asks for.
 func ChangesFromConfig(c config.Health) Changes {
-	var out Changes
+	out := Changes{Remap: c.PendingRemap}
 	for _, rule := range c.XIDs {
 		if out.XIDs == nil {
 			out.XIDs = map[uint64]Rule{}

@@ -20,7 +20,7 @@ func TestTheDefaultPolicyIsTheTable(t *testing.T) {
 	for _, x := range gpu.XIDs() {
 		require.Equal(t, health.Rule{Action: x.Action, Recovery: x.Recovery}, p.Rule(x.First))
 	}
-	require.Equal(t, health.Rule{Action: gpu.ActionUnhealthy, Recovery: gpu.RecoveryReset}, p.Rule(1234), "what nobody knows is taken seriously")
+	require.Equal(t, health.Rule{Action: gpu.ActionAsk, Recovery: gpu.RecoveryReset}, p.Rule(1234), "what nobody knows is taken seriously")
 	require.Equal(t, 5*time.Minute, p.QuietPeriod())
 	require.Equal(t, health.DefaultPolicy(), health.New(gpu.Fault{}).Policy())
 }
@@ -68,8 +68,8 @@ func TestParseDisable(t *testing.T) {
 		disable, enable string
 		heeded, ignored []uint64
 	}{
-		"neither":               {"", "", []uint64{48, 79, 1234}, []uint64{13, 31, 43, 45, 68, 109}},
-		"some ignored":          {" 48, 79 ", "", []uint64{95, 1234}, []uint64{13, 48, 79}},
+		"neither":               {"", "", []uint64{48, 79}, []uint64{13, 31, 43, 45, 68, 109}},
+		"some ignored":          {" 48, 79 ", "", []uint64{95}, []uint64{13, 48, 79}},
 		"all ignored":           {"all", "", nil, []uint64{13, 48, 79, 95, 1234}},
 		"all, by its old name":  {"XIDS", "", nil, []uint64{13, 48, 79, 95, 1234}},
 		"all with exceptions":   {"all", "48,13", []uint64{48, 13}, []uint64{79, 95, 1234}},
@@ -102,7 +102,7 @@ func TestParseDisable(t *testing.T) {
 }
 
 // It follows the reference's documentation, except for the notices that ours ignores
-// too.
+// too, and for unknown XIDs.
 func TestParseDisableMatchesTheReference(t *testing.T) {
 	entry := rapid.SampledFrom([]string{"13", "31", "48", "79", "94", "1234", "", " 95 ", "all", "xids", "ALL"})
 	application := map[uint64]bool{13: true, 31: true, 43: true, 45: true, 68: true, 109: true}
@@ -124,8 +124,12 @@ func TestParseDisableMatchesTheReference(t *testing.T) {
 			on, allOn := names(enable, xid)
 			off, allOff := names(disable, xid)
 			want := gpu.ActionUnhealthy
-			if !on && !allOn && (off || allOff || application[xid]) {
+			switch {
+			case on, allOn:
+			case off, allOff, application[xid]:
 				want = gpu.ActionIgnore
+			case xid == 1234:
+				want = gpu.ActionAsk
 			}
 			require.Equal(t, want, p.Rule(xid).Action, "XID %d", xid)
 		}

@@ -88,7 +88,8 @@ type pendingProbe struct {
 func (s State) pendingProbes() []pendingProbe {
 	var list []pendingProbe
 	for _, g := range s.GPUs() {
-		if !g.Present || g.watchedSince.IsZero() || g.Device.Fault.Reason != "" ||
+		polled := slices.ContainsFunc(g.Device.Notes, func(n gpu.Note) bool { return n.Reason == gpu.NoteNoXIDs })
+		if !g.Present || polled || g.watchedSince.IsZero() || g.Device.Fault.Reason != "" ||
 			slices.ContainsFunc(g.marks, func(m faultMark) bool { return m.scope == wholeGPU && m.needs != quiet }) {
 			continue
 		}

@@ -8,10 +8,12 @@ import (
 	"io/fs"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 
+	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
@@ -34,6 +36,18 @@ type Allocation struct {
 	ID       string // of the device, as the device plugin named it
 	By       string // the pod, for people
 	Recorded bool   // only the record has it
+}
+
+// podPrefix begins the text of a pod that the PodResources API names.
+const podPrefix = "pod "
+
+// Namespace returns the namespace of the pod; "": only the record has it, which names pods by UID.
+func (a Allocation) Namespace() string {
+	if a.Recorded {
+		return ""
+	}
+	namespace, _, _ := strings.Cut(strings.TrimPrefix(a.By, podPrefix), "/")
+	return namespace
 }
 
 // claimDriver is the name of gpu-dra-driver, and of NVIDIA's, in claims.
@@ -61,7 +75,7 @@ func ReadAllocations(ctx context.Context, podResources, recordPath string) (all 
 			claims = claims || hasClaim(c)
 			for _, d := range c.GetDevices() {
 				for _, id := range d.GetDeviceIds() {
-					all = append(all, Allocation{Resource: d.GetResourceName(), ID: id, By: "pod " + pod.GetNamespace() + "/" + pod.GetName()})
+					all = append(all, Allocation{Resource: d.GetResourceName(), ID: id, By: podPrefix + pod.GetNamespace() + "/" + pod.GetName()})
 					known[device{d.GetResourceName(), id}] = true
 				}
 			}
@@ -77,6 +91,22 @@ func ReadAllocations(ctx context.Context, podResources, recordPath string) (all 
 		}
 	}
 	return all, claims, nil
+}
+
+// ClaimedDevices returns the GPUs and MIG devices that a container holds by claims: gpu-dra-driver names them to the
+// container runtime by their UUIDs.
+func ClaimedDevices(c *podresources.ContainerResources) (all []gpu.UUID) {
+	for _, d := range c.GetDynamicResources() {
+		for _, r := range d.GetClaimResources() {
+			for _, named := range r.GetCdiDevices() {
+				_, name, _ := strings.Cut(named.GetName(), "=")
+				if id := gpu.UUID(name); r.GetDriverName() == claimDriver && (strings.HasPrefix(name, "GPU-") || id.IsMIG()) {
+					all = append(all, id)
+				}
+			}
+		}
+	}
+	return all
 }
 
 // hasClaim reports whether a container has a claim of gpu-dra-driver.

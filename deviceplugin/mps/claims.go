@@ -15,14 +15,15 @@ import (
 // process restores the mode if this one is killed.
 type claims struct {
 	saveState  func() // writes the claims to the state file
+	lost       bool   // an earlier process of this boot may have left others
 	mu         sync.Mutex
 	gpus       map[gpu.UUID]bool
 	lastErrors map[gpu.UUID]string // last error of restoring each GPU's mode
 }
 
-// newClaims returns the claims that an earlier process of this boot left.
-func newClaims(saveState func(), claimedBefore []gpu.UUID) *claims {
-	c := &claims{saveState: saveState, gpus: map[gpu.UUID]bool{}, lastErrors: map[gpu.UUID]string{}}
+// newClaims returns the claims that an earlier process of this boot left. lost reports that it may have left others.
+func newClaims(saveState func(), claimedBefore []gpu.UUID, lost bool) *claims {
+	c := &claims{saveState: saveState, lost: lost, gpus: map[gpu.UUID]bool{}, lastErrors: map[gpu.UUID]string{}}
 	for _, id := range claimedBefore {
 		c.gpus[id] = true
 	}

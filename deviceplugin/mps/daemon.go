@@ -97,7 +97,8 @@ func Run(ctx context.Context, cfg Config) error {
 		cfg: cfg, boot: boot, metrics: NewMetrics(reg), stateChanged: make(chan struct{}, 1), resync: make(chan struct{}, 1), settings: cfg.Settings, resources: map[string]nodestate.MPSResource{}, health: health.New(gpu.Fault{}),
 		driverFault: gpu.Fault{Reason: reasonStarting, Message: "the driver has not been read yet"},
 	}
-	d.claims = newClaims(d.saveState, d.readClaimed())
+	claimed, lost := d.readClaimed()
+	d.claims = newClaims(d.saveState, claimed, lost)
 	// Replace the state of an earlier process: its daemons ended with it.
 	d.saveState()
 	defer d.releaseHold()

@@ -78,14 +78,18 @@ func (c *control) claimGPUs(ctx context.Context) (added []GPU) {
 	return added
 }
 
-// claimGPU records the claim and sets the mode of one GPU.
+// claimGPU records the claim and sets the mode of one GPU. A GPU that already is exclusive was set so by an
+// administrator, unless it is claimed: it is used as it is, and not claimed, so that it keeps its mode. Where
+// claims are lost it may be an earlier process's, and is claimed: nobody else would ever reset it.
 func (c *control) claimGPU(ctx context.Context, g GPU) error {
 	mode, err := c.modes.ComputeMode(ctx, g.UUID)
 	switch {
 	case err != nil:
 		return fmt.Errorf("GPU %d (%s): its compute mode cannot be read: %w", g.Index, g.UUID, err)
 	case mode == gpu.ComputeExclusive:
-		c.claims.add(g.UUID)
+		if c.claims.lost {
+			c.claims.add(g.UUID)
+		}
 		return nil
 	case mode != gpu.ComputeDefault:
 		return fmt.Errorf("GPU %d (%s) has the compute mode %s, which was set by another program and does not work with MPS; run nvidia-smi -i %d -c DEFAULT, or take it out of sharing.mps",

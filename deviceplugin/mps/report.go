@@ -96,13 +96,17 @@ func (d *daemon) retryWrite() <-chan time.Time {
 	return time.After(d.fault.Delay())
 }
 
-// readClaimed returns the GPUs whose compute mode an earlier process has not restored.
-func (d *daemon) readClaimed() []gpu.UUID {
+// readClaimed returns the GPUs whose compute mode an earlier process has not restored. lost reports that there
+// may be others: its state is empty, since the disk was full, or damaged.
+func (d *daemon) readClaimed() (claimed []gpu.UUID, lost bool) {
 	s, err := nodestate.ReadBoot(d.stateDir(), d.boot)
-	if err != nil || s.MPS == nil {
-		return nil // there is none of this boot, and a boot resets the modes
+	switch {
+	case nodestate.IsAbsent(err):
+		return nil, false // there is none of this boot, and a boot resets the modes
+	case err != nil || s.MPS == nil:
+		return nil, true
 	}
-	return s.MPS.Claimed
+	return s.MPS.Claimed, s.MPS.ClaimsLost
 }
 
 func (d *daemon) stateDir() string {
@@ -138,7 +142,7 @@ func (d *daemon) saveState() {
 func (d *daemon) currentState() nodestate.State {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	s := nodestate.State{Component: nodestate.MPS, BootID: d.boot, Phase: nodestate.Ready, MPS: &nodestate.MPSInfo{Claimed: d.claims.list()}}
+	s := nodestate.State{Component: nodestate.MPS, BootID: d.boot, Phase: nodestate.Ready, MPS: &nodestate.MPSInfo{Claimed: d.claims.list(), ClaimsLost: d.claims.lost}}
 	ready := 0
 	var why nodestate.MPSResource // the first resource with a message
 	for _, name := range slices.Sorted(maps.Keys(d.resources)) {

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuready/gpuready/deviceplugin/plan"
+	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/gpu/gputest"
 	"github.com/gpuready/gpuready/test/lab/golden"
 )
@@ -34,13 +35,15 @@ var nodeLabels = []struct {
 	{documentedLabel{"gpu.replicas", "how many times each GPU is advertised; 0 if all are in MIG mode", "resource.go"}, ""},
 	{documentedLabel{"gpu.sharing-strategy", "`none`, `time-slicing` or `mps`", "resource.go"}, ""},
 	{documentedLabel{"gpu.family",
-		"`volta`, `turing`, `ampere`, `ada-lovelace`, `hopper`, `blackwell` and older ones; `undefined` for others", "resource.go"}, ""},
+		"`volta`, `turing`, `ampere`, `ada-lovelace`, `hopper`, `blackwell`, `rubin` and older ones; `undefined` for others", "resource.go"}, ""},
 	{documentedLabel{"gpu.compute.major", "compute capability", "resource.go"}, ""},
 	{documentedLabel{"gpu.compute.minor", "", "resource.go"}, ""},
 	{documentedLabel{"gpu.machine", "product name from the machine's firmware, or `unknown`", "machine-type.go"}, ""},
 	{documentedLabel{"gpu.mode", "`compute` (PCI class 0302), `graphics` (0300); `unknown` if the GPUs differ", "nvml.go"}, ""},
 	{documentedLabel{"gpu.clique",
 		"NVLink partition that the GPUs have joined: cluster and clique; left out if there is none, or several", "imex.go"}, ""},
+	{documentedLabel{"gpu.notes",
+		"[notes](reasons.md#device-plugin) on GPUs that are allocated nevertheless, separated by dots: `RowRemapPending` asks for a reset when idle; not one of NVIDIA's", ""}, ""},
 	{documentedLabel{"mig.capable", "a GPU supports MIG", "nvml.go"}, ""},
 	{documentedLabel{"mig.strategy", "left out if it is `none`", "strategy.go"}, ""},
 	{documentedLabel{"mps.capable", "GPUs are shared by MPS, and none is in MIG mode", "nvml.go"}, ""},
@@ -73,10 +76,19 @@ var migLabels = []documentedLabel{
 
 const labelPrefix = "nvidia.com/"
 
+// sourceOf returns the file of the reference that sets a label; "" for a label of ours.
+func sourceOf(l documentedLabel) string {
+	if l.source == "" {
+		return ""
+	}
+	return golden.Code("internal/lm/" + l.source)
+}
+
 func TestThePageListsTheLabels(t *testing.T) {
 	s := gputest.Node("h100-sxm", 8)
 	for i := range s.Devices {
 		s.Devices[i].Fabric = joined
+		s.Devices[i].Notes = []gpu.Note{{Reason: gpu.NoteRemapPending}}
 	}
 	n := labelInput(t, "flags: {migStrategy: mixed}", s)
 	n.Machine.Started = started
@@ -90,7 +102,7 @@ func TestThePageListsTheLabels(t *testing.T) {
 			value = strings.TrimPrefix(value+"; and `"+labelPrefix+l.older+"`, its old name", "; ")
 		}
 		example := golden.Code(examples[labelPrefix+l.name])
-		nodes = append(nodes, []string{golden.Code(labelPrefix + l.name), value, example, golden.Code("internal/lm/" + l.source)})
+		nodes = append(nodes, []string{golden.Code(labelPrefix + l.name), value, example, sourceOf(l.documentedLabel)})
 	}
 	examples = labelsOf(t, "flags: {migStrategy: mixed}", divided([]string{"1g.10gb", "1g.10gb"}))
 	for _, l := range migLabels {

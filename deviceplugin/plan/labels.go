@@ -59,6 +59,7 @@ func Labels(n LabelInput) map[string]string {
 	l.setVersions(n.Snapshot.Driver)
 	l.setMode(gpus, n.Machine)
 	l.setClique(gpus)
+	l.setNotes(gpus)
 
 	// internal/lm/nvml.go, newMigCapabilityLabeler and newSharingLabeler
 	strategy, _ := n.Config.Sharing.Active()
@@ -76,6 +77,26 @@ func Labels(n LabelInput) map[string]string {
 		l.setMIGMixed(gpus, n)
 	}
 	return l
+}
+
+// setNotes sets a label with the reasons of the GPUs' notes, for whoever chooses when to reset them. It is not one of
+// NVIDIA's.
+func (l labelSet) setNotes(gpus []gpu.Device) {
+	reasons := map[string]bool{}
+	for _, d := range gpus {
+		for _, n := range d.Notes {
+			reasons[string(n.Reason)] = true
+		}
+	}
+	text := ""
+	for _, reason := range slices.Sorted(maps.Keys(reasons)) {
+		if next := strings.TrimPrefix(text+"."+reason, "."); len(next) <= maxValue {
+			text = next
+		}
+	}
+	if text != "" {
+		l.set(gpuLabels+".notes", text)
+	}
 }
 
 // isInMIGMode reports whether a GPU is divided into MIG devices, or could be now.

@@ -205,6 +205,17 @@ func TestUnknownAttributesAreLeftOut(t *testing.T) {
 	require.Equal(t, "unknown", l["nvidia.com/gpu.mode"])
 }
 
+func TestEveryArchitectureHasItsFamily(t *testing.T) {
+	for c, want := range map[gpu.Compute]string{
+		{Major: 7}: "volta", {Major: 7, Minor: 5}: "turing", {Major: 8, Minor: 9}: "ada-lovelace", {Major: 10, Minor: 3}: "blackwell",
+		{Major: 11}: "blackwell", {Major: 12, Minor: 1}: "blackwell", {Major: 13}: "rubin", {Major: 14}: "undefined",
+	} {
+		s := gputest.Node("t4", 1)
+		s.Devices[0].Compute = c
+		require.Equal(t, want, labelsOf(t, "flags: {migStrategy: none}", s)["nvidia.com/gpu.family"], "%v", c)
+	}
+}
+
 func TestLongProductNameIsShortened(t *testing.T) {
 	s := gputest.Node("t4", 1)
 	s.Devices[0].Product = "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition"

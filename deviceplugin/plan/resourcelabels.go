@@ -79,7 +79,8 @@ func architecture(c gpu.Compute) string {
 }
 
 var architectures = map[int]string{
-	1: "tesla", 2: "fermi", 3: "kepler", 5: "maxwell", 6: "pascal", 7: "turing", 8: "ampere", 9: "hopper", 10: "blackwell", 12: "blackwell",
+	1: "tesla", 2: "fermi", 3: "kepler", 5: "maxwell", 6: "pascal", 7: "turing", 8: "ampere", 9: "hopper",
+	10: "blackwell", 11: "blackwell", 12: "blackwell", 13: "rubin",
 }
 
 // setMIGSingle sets the labels of MIG devices that are advertised as GPUs, over those

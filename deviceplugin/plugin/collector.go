@@ -14,7 +14,7 @@ import (
 // collector holds the current state. Its metrics are computed at each scrape, so that
 // they belong to one moment and cost nothing in between.
 type collector struct {
-	phase, health, devices, leftOut, registered, config, ignored *prometheus.Desc
+	phase, health, notes, devices, leftOut, registered, config, ignored *prometheus.Desc
 
 	mu      sync.Mutex
 	current metricValues
@@ -27,6 +27,7 @@ type metricValues struct {
 	reason     gpu.Reason
 	registered map[string]bool // with the kubelet; by resource
 	plan       plan.Plan
+	gpus       []gpu.Device
 	config     *labelRow // nil: none yet
 	ignored    []string  // unknown keys of the configuration file
 }
@@ -38,6 +39,7 @@ func newCollector() collector {
 	return collector{
 		phase:      desc("phase", "1 for the phase that the plugin is in, with its reason; as in its state file.", "phase", "reason"),
 		health:     desc("device_healthy", "1 for a device that may be allocated, 0 for one that may not, with the reason.", "resource", "device", "reason"),
+		notes:      desc("gpu_note", "1 for each note on a GPU, which is allocated nevertheless: docs/reasons.md.", "gpu", "reason"),
 		devices:    desc("devices", "Devices reported to the kubelet, each replica counted, by state (Healthy or Unhealthy) and reason.", "resource", "state", "reason"),
 		leftOut:    desc("devices_left_out", "GPUs and MIG devices not reported to the kubelet, by reason.", "reason"),
 		registered: desc("registered", "1 while this plugin has registered the resource with the kubelet, 0 while it has not.", "resource"),
@@ -64,6 +66,11 @@ var allocateCodes = []codes.Code{codes.OK, codes.InvalidArgument, codes.NotFound
 // be changed afterwards.
 func (m *Metrics) SetPlan(p plan.Plan) { m.collector.set(func(now *metricValues) { now.plan = p }) }
 
+// SetGPUs sets the GPUs as last read. They must not be changed afterwards.
+func (m *Metrics) SetGPUs(all []gpu.Device) {
+	m.collector.set(func(now *metricValues) { now.gpus = all })
+}
+
 // SetConfig sets the configuration in force, by the hash of its file and the name by
 // which it was chosen, and its ignored keys.
 func (m *Metrics) SetConfig(hash, name string, ignored []string) {
@@ -79,7 +86,7 @@ func (c *collector) set(change func(*metricValues)) {
 
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(descs chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{c.phase, c.health, c.devices, c.leftOut, c.registered, c.config, c.ignored} {
+	for _, d := range []*prometheus.Desc{c.phase, c.health, c.notes, c.devices, c.leftOut, c.registered, c.config, c.ignored} {
 		descs <- d
 	}
 }
@@ -89,7 +96,7 @@ func (c *collector) Collect(metrics chan<- prometheus.Metric) {
 	c.mu.Lock()
 	values := c.current
 	c.mu.Unlock()
-	phase, health, devices, leftOut, registered, config, ignored := labelTable{}, labelTable{}, labelTable{}, labelTable{}, labelTable{}, labelTable{}, labelTable{}
+	phase, health, notes, devices, leftOut, registered, config, ignored := labelTable{}, labelTable{}, labelTable{}, labelTable{}, labelTable{}, labelTable{}, labelTable{}, labelTable{}
 	if values.phase != "" {
 		phase[labelRow{string(values.phase), string(values.reason)}] = 1
 	}
@@ -108,6 +115,11 @@ func (c *collector) Collect(metrics chan<- prometheus.Metric) {
 			}
 		}
 	}
+	for _, d := range values.gpus {
+		for _, n := range d.Notes {
+			notes[labelRow{string(d.UUID), string(n.Reason)}] = 1
+		}
+	}
 	for _, l := range values.plan.LeftOut {
 		leftOut[labelRow{string(l.Reason)}]++
 	}
@@ -119,6 +131,7 @@ func (c *collector) Collect(metrics chan<- prometheus.Metric) {
 	}
 	phase.send(metrics, c.phase, 2)
 	health.send(metrics, c.health, 3)
+	notes.send(metrics, c.notes, 2)
 	devices.send(metrics, c.devices, 3)
 	leftOut.send(metrics, c.leftOut, 1)
 	registered.send(metrics, c.registered, 1)

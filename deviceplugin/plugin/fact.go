@@ -2,12 +2,14 @@ package plugin
 
 import (
 	"maps"
+	"reflect"
 	"slices"
 	"time"
 
 	"github.com/gpuready/gpuready/deviceplugin/allocate"
 	"github.com/gpuready/gpuready/deviceplugin/health"
 	"github.com/gpuready/gpuready/deviceplugin/kubelet"
+	"github.com/gpuready/gpuready/deviceplugin/plan"
 	"github.com/gpuready/gpuready/deviceplugin/prefer"
 	"github.com/gpuready/gpuready/internal/gpu"
 )
@@ -41,7 +43,7 @@ func configRefused(err error) fact {
 func driverFound(snap gpu.Snapshot, root string, watched bool) fact {
 	return func(s *state, at time.Time) bool {
 		s.absent = nil
-		s.setSnapshot(snap, root, at)
+		s.setSnapshot(snap, root, at, at)
 		if watched {
 			s.health = s.health.SetAllWatched(at)
 		}
@@ -53,10 +55,40 @@ func driverFound(snap gpu.Snapshot, root string, watched bool) fact {
 func eventsSeen(events []gpu.Event) fact {
 	return func(s *state, at time.Time) bool {
 		for _, e := range events {
-			s.health = s.health.ApplyEvent(e, at)
+			if !s.hitsNeighbours(e) {
+				s.health = s.health.ApplyEvent(e, at)
+			}
 		}
 		return true
 	}
+}
+
+// hitsNeighbours reports whether an event is an XID of a program that shares what it would make unhealthy with
+// other programs, which have done nothing: the GPU, or a GPU instance. Somebody may have chosen that it counts.
+func (s state) hitsNeighbours(e gpu.Event) bool {
+	info, known := gpu.XID(e.XID)
+	if e.Kind != gpu.EventXID || !known || info.Class != gpu.XIDApplication || info.Hardware || !s.health.Policy().IsDefault(e.XID) {
+		return false
+	}
+	d, known := s.snapshot.Device(e.UUID)
+	if !known {
+		return e.UUID == "" && len(s.snapshot.Devices) > 1
+	}
+	if !d.MIGEnabled {
+		return s.isShared(d.UUID)
+	}
+	parts := slices.DeleteFunc(slices.Clone(d.MIG), func(m gpu.MIGDevice) bool { return e.GPUInstance >= 0 && m.GPUInstance != e.GPUInstance })
+	return len(parts) > 1 || len(parts) == 1 && s.isShared(parts[0].UUID)
+}
+
+// isShared reports whether several containers may have a GPU or MIG device at once.
+func (s state) isShared(id gpu.UUID) bool {
+	if _, shared := s.shares[id]; shared {
+		return true
+	}
+	return slices.ContainsFunc(s.plan.Resources, func(r plan.Resource) bool {
+		return slices.ContainsFunc(r.Devices, func(d plan.Device) bool { return d.UUID() == id && d.Replicas > 1 })
+	})
 }
 
 // snapshotRead applies a later snapshot. Its reading began at began, after the events. The pending
@@ -73,7 +105,7 @@ func snapshotRead(snap gpu.Snapshot, root string, events, pending []gpu.Event, b
 		for _, id := range s.health.DueProbes(began) {
 			s.health = s.health.ApplyProbe(health.Probe{ID: id, Began: began, Passed: isHealthy(snap, pending, id)}, at)
 		}
-		s.setSnapshot(snap, root, at)
+		s.setSnapshot(snap, root, began, at)
 		reportedChanged := map[gpu.UUID]bool{}
 		for _, e := range events {
 			switch e.Kind {
@@ -95,15 +127,39 @@ func snapshotRead(snap gpu.Snapshot, root string, events, pending []gpu.Event, b
 	}
 }
 
-// setSnapshot replaces the snapshot and the fields that depend on it. root is the driver root.
-func (s *state) setSnapshot(snap gpu.Snapshot, root string, at time.Time) {
+// setSnapshot replaces the snapshot, whose reading began at began, and the fields that depend on it. root is
+// the driver root.
+func (s *state) setSnapshot(snap gpu.Snapshot, root string, began, at time.Time) {
 	snap = prefer.GroupByNVLink(snap)
 	s.snapshot, s.root = snap, root
 	s.inputsVersion++
 	if topology := prefer.NewTopology(snap); !topology.Equal(s.topology) {
 		s.topology = topology // an unchanged one is kept, with its cache
 	}
+	before := instancesOf(s.health)
 	s.health = s.health.ApplySnapshot(snap, at)
+	if now := instancesOf(s.health); !reflect.DeepEqual(before, now) || s.layoutRead.IsZero() && len(now) > 0 {
+		s.layoutRead = began
+	}
+}
+
+// instancesOf returns the GPU instances of all GPUs that have some.
+func instancesOf(h health.State) map[gpu.UUID][]gpu.Instance {
+	all := map[gpu.UUID][]gpu.Instance{}
+	for _, g := range h.GPUs() {
+		if len(g.Device.Instances) > 0 {
+			all[g.Device.UUID] = g.Device.Instances
+		}
+	}
+	return all
+}
+
+// instanceDestroyed records that a GPU instance was destroyed.
+func instanceDestroyed(at gpu.Placement) fact {
+	return func(s *state, now time.Time) bool {
+		s.health = s.health.ApplyDestroyed(at, now)
+		return true
+	}
 }
 
 // isHealthy reports whether the GPU, or the parent of the MIG device, has no fault in the

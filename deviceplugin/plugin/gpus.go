@@ -223,7 +223,7 @@ func (p *Plugin) applyEvents(events []gpu.Event) {
 		if e.Kind == gpu.EventXID {
 			p.telemetry.CountXID(e.UUID, e.XID)
 		}
-		if e.Kind == gpu.EventXID && p.state.health.Policy().Rule(e.XID).Action == gpu.ActionIgnore {
+		if e.Kind == gpu.EventXID && (p.state.health.Ignores(e) || p.state.hitsNeighbours(e)) {
 			p.journal.LogIgnored(e, time.Now())
 		}
 	}

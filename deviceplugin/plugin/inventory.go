@@ -26,12 +26,21 @@ func (s state) inventoryGPU(d gpu.Device) nodestate.GPU {
 		UUID: d.UUID, Index: d.Index, Minor: d.Minor, Product: d.Product, Brand: d.Brand, Architecture: d.Architecture, PCI: d.PCI,
 		ComputeMode: d.ComputeMode.String(), NVLinkDomain: d.NVLink.Domain, NVLinkNearest: d.NVLink.Nearest, FabricClique: d.Fabric.String(),
 		MemoryBytes: d.MemoryBytes, MIGEnabled: d.MIGEnabled, Sharing: s.sharing(d.UUID), Condition: s.condition(d.UUID),
+		AddressingMode: d.AddressingMode,
+	}
+	fault, since := s.health.WholeVerdict(d.UUID)
+	whole := conditionOf(d.UUID, fault, since)
+	if d.MIGEnabled && whole != g.Condition {
+		g.Whole = &whole
 	}
 	if d.Compute != (gpu.Compute{}) {
 		g.ComputeCapability = d.Compute.String()
 	}
 	if d.NUMANode >= 0 {
 		g.NUMANode = &d.NUMANode
+	}
+	for _, n := range d.Notes {
+		g.Notes = append(g.Notes, nodestate.Note(n))
 	}
 	for _, p := range d.Profiles[:min(len(d.Profiles), nodestate.MaxMIGDevices)] {
 		a := p.Attributes
@@ -41,7 +50,12 @@ func (s state) inventoryGPU(d gpu.Device) nodestate.GPU {
 		})
 	}
 	for _, i := range d.Instances[:min(len(d.Instances), nodestate.MaxMIGDevices)] {
-		g.Instances = append(g.Instances, nodestate.GPUInstance{ID: i.ID, Profile: i.Profile, Start: i.Start, Size: i.Size})
+		one := nodestate.GPUInstance{ID: i.ID, Profile: i.Profile, Start: i.Start, Size: i.Size}
+		fault, since := s.health.InstanceVerdict(d.UUID, i.ID)
+		if c := conditionOf(d.UUID, fault, since); c != whole {
+			one.Condition = &c
+		}
+		g.Instances = append(g.Instances, one)
 	}
 	for _, m := range d.MIG {
 		if m.UUID == "" || len(g.MIG) == nodestate.MaxMIGDevices {

@@ -133,3 +133,76 @@ func TestServedByDRATheSharingIsThatOfClaims(t *testing.T) {
 	require.False(t, all[2].Since.IsZero())
 	require.Equal(t, nodestate.Healthy, all[0].MIG[0].Health, "MPS shares no MIG device")
 }
+
+// A tenant's program makes its own GPU instance fault. Nothing else of the GPU is unhealthy, and the node goes on
+// offering partitions.
+func TestAFaultOfOneInstanceIsThatOfItsPlace(t *testing.T) {
+	node := gputest.Node("a100-mig", 1)
+	d := &node.Devices[0]
+	d.Profiles = []gpu.PartitionProfile{{ID: 19, Name: "1g.10gb", Slices: 1, Size: 1, Instances: 7, Starts: []int{0, 1, 2}}}
+	d.MIG = d.MIG[:1]
+	d.Instances = []gpu.Instance{{ID: d.MIG[0].GPUInstance, Profile: 19, Start: 2, Size: 1}}
+	s := state{settings: &config.Config{}, topology: prefer.NewTopology(gpu.Snapshot{}), health: health.New(gpu.Fault{}), partitions: true, serve: serve.New(nodestate.ServeDRA, "", nil, false, "id").WithAccount(serve.Account{Began: time.Now()})}
+	play := func(f fact, at int64) nodestate.State {
+		s, _ = s.Next(f, time.Unix(at, 0))
+		return s.stateFile(testBoot)
+	}
+	play(configInForce(Settings{Config: &config.Config{Flags: config.Flags{Plugin: config.PluginFlags{DeviceListStrategy: config.StringList{config.ListVariable}}}}}), 1)
+	file := play(driverFound(node, "/", true), 2)
+	require.Nil(t, file.DevicePlugin.Inventory[0].Whole)
+	require.Equal(t, nodestate.Ready, file.Phase)
+
+	xid := gputest.XID(d.UUID, 69)
+	xid.GPUInstance = d.MIG[0].GPUInstance
+	file = play(eventsSeen([]gpu.Event{xid}), 3)
+	g := file.DevicePlugin.Inventory[0]
+	require.Equal(t, nodestate.Unhealthy, g.Health, "with all its parts")
+	require.Equal(t, nodestate.Healthy, g.WholeCondition().Health)
+	require.Equal(t, gpu.ReasonXID, g.ConditionAt(19, 2, 1).Reason)
+	require.Equal(t, nodestate.Healthy, g.ConditionAt(19, 1, 1).Health)
+	require.Equal(t, nodestate.Degraded, file.Phase, "%s: %s", file.Reason, file.Message)
+	require.Equal(t, g.MIG[0].GPUInstance, *file.DevicePlugin.Faults[0].GPUInstance)
+
+	file = play(instanceDestroyed(gpu.Placement{GPU: d.UUID, Profile: 19, Start: 2, Size: 1}), 4)
+	require.Empty(t, file.DevicePlugin.Faults)
+	require.Nil(t, file.DevicePlugin.Inventory[0].Whole)
+	require.Nil(t, file.DevicePlugin.Inventory[0].Instances[0].Condition)
+
+	file = play(eventsSeen([]gpu.Event{gputest.XID(d.UUID, 79)}), 5)
+	require.Equal(t, gpu.ReasonXID, file.DevicePlugin.Inventory[0].ConditionAt(19, 1, 1).Reason, "a fault of the whole GPU")
+	require.Equal(t, nodestate.Failed, file.Phase)
+}
+
+// gpu-dra-driver tells by it whether a state has an instance that it has destroyed since.
+func TestTheStateTellsWhenTheReadingOfItsLayoutBegan(t *testing.T) {
+	node := gputest.Node("a100-mig", 1)
+	with := func(instances ...gpu.Instance) gpu.Snapshot {
+		s := node.Clone()
+		s.Devices[0].Instances = instances
+		return s
+	}
+	one, two := gpu.Instance{ID: 1, Profile: 19, Start: 0, Size: 1}, gpu.Instance{ID: 2, Profile: 19, Start: 1, Size: 1}
+	s := playedState(configInForce(Settings{Config: &config.Config{}}), driverFound(with(), "/", true))
+	s.partitions = true
+	read := func(snap gpu.Snapshot, began int64) time.Time {
+		s, _ = s.Next(snapshotRead(snap, "/", nil, nil, time.Unix(began, 0)), time.Unix(began+100, 0))
+		return s.stateFile(testBoot).DevicePlugin.LayoutRead
+	}
+	require.Zero(t, read(with(), 10))
+	require.EqualValues(t, 20, read(with(one), 20).Unix(), "when it began, not when it ended")
+	require.EqualValues(t, 20, read(with(one), 30).Unix())
+	require.EqualValues(t, 40, read(with(one, two), 40).Unix())
+	require.EqualValues(t, 50, read(with(), 50).Unix())
+	s.partitions = false
+	require.Zero(t, s.stateFile(testBoot).DevicePlugin.LayoutRead)
+}
+
+func TestProfilesAndInstancesSurviveARestartOfThePlugin(t *testing.T) {
+	node := gputest.Node("a100-mig", 1)
+	node.Devices[0].Profiles = []gpu.PartitionProfile{{ID: 19, Name: "1g.10gb", Slices: 1, Size: 1, Instances: 7, Starts: []int{0, 1, 2}, MemoryBytes: 1 << 30, Attributes: gpu.Attributes{Multiprocessors: 14, CopyEngines: 1}}}
+	node.Devices[0].Instances, node.Devices[0].AddressingMode = []gpu.Instance{{ID: 1, Profile: 19, Start: 2, Size: 1}}, "HMM"
+	before := playedState(configInForce(Settings{Config: &config.Config{}}), driverFound(node, "/", true))
+	after := playedState()
+	after.health = health.Restore(before.stateFile(testBoot))
+	require.Equal(t, before.inventory(), after.inventory())
+}

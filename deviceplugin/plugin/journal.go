@@ -27,8 +27,14 @@ type journal struct {
 	log     *slog.Logger
 	devices map[gpu.UUID]gpu.Fault // listed, or last logged as unhealthy
 	leftOut map[string]gpu.UUID    // by their log line
+	notes   map[gpuNote]bool
 	ignored repeatFilter[ignoredXID]
 	refused repeatFilter[refusedAllocation]
+}
+
+type gpuNote struct {
+	gpu gpu.UUID
+	gpu.Note
 }
 
 type ignoredXID struct {
@@ -153,6 +159,25 @@ func (j *journal) logLeftOut(p plan.Plan) {
 		j.log.Log(context.Background(), level, "device is left out", "gpu", string(l.UUID()), "index", l.Index, "pci", string(l.PCI), "reason", string(l.Reason), "message", l.Message)
 	}
 	j.leftOut = lines
+}
+
+// LogNotes logs each note on a GPU that is new, and each that has ended.
+func (j *journal) LogNotes(all []gpu.Device) {
+	current := map[gpuNote]bool{}
+	for _, d := range all {
+		for _, n := range d.Notes {
+			note := gpuNote{d.UUID, n}
+			if current[note] = true; !j.notes[note] {
+				j.log.Warn("note on a GPU, which is allocated nevertheless", "gpu", string(d.UUID), "reason", string(n.Reason), "message", n.Message)
+			}
+		}
+	}
+	for note := range j.notes {
+		if !current[note] {
+			j.log.Info("note on a GPU has ended", "gpu", string(note.gpu), "reason", string(note.Reason))
+		}
+	}
+	j.notes = current
 }
 
 // LogIgnored logs an XID that does not affect the GPU's health, and how often it occurred

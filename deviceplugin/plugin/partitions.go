@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 	"github.com/gpuready/gpuready/internal/partition"
@@ -22,8 +23,11 @@ func (p *Plugin) servePartitions(ctx context.Context) error {
 		Maker: func() partition.Maker {
 			p.mu.Lock()
 			defer p.mu.Unlock()
-			maker, _ := p.source.(partition.Maker)
-			return maker
+			maker, is := p.source.(partition.Maker)
+			if !is {
+				return nil
+			}
+			return endingMaker{maker, func(at gpu.Placement) { p.applyAndPublish(instanceDestroyed(at)) }}
 		},
 		Changed: func() {
 			// For the toolkit, which names the MIG devices; then for this process's own inventory.
@@ -50,4 +54,19 @@ func (p *Plugin) servePartitions(ctx context.Context) error {
 		case <-time.After(lastPause):
 		}
 	}
+}
+
+// endingMaker is a Maker that reports each partition that it has destroyed.
+type endingMaker struct {
+	partition.Maker
+	ended func(gpu.Placement)
+}
+
+// DestroyPartition destroys what is at a placement.
+func (m endingMaker) DestroyPartition(ctx context.Context, at gpu.Placement) error {
+	err := m.Maker.DestroyPartition(ctx, at)
+	if err == nil {
+		m.ended(at)
+	}
+	return err
 }

@@ -64,7 +64,7 @@ type Config struct {
 	// Partitions has partitions of GPUs in MIG mode created and destroyed as gpu-dra-driver asks. Open
 	// must then return a source that is a partition.Maker.
 	Partitions bool
-	NodeName   string                       // dcgm-exporter's label Hostname; "": the host's name
+	NodeName   string                       // dcgm-exporter's label hostname; "": the host's name
 	NFDDir     string                       // Node Feature Discovery's folder of feature files; "": the labels go into the state
 	Started    time.Time                    // of the process
 	Sockets    map[string]*net.UnixListener // handed over by the previous program, by Endpoint
@@ -263,7 +263,7 @@ func (p *Plugin) restoreState() {
 		p.state.health = health.Restore(file)
 		p.state.unallocatable, p.state.toolkitNaming = allocate.RestoreUnallocatable(file.DevicePlugin)
 		if file.DevicePlugin != nil {
-			p.labels.Labels = file.DevicePlugin.Labels
+			p.labels.Labels, p.state.layoutRead = file.DevicePlugin.Labels, file.DevicePlugin.LayoutRead
 		}
 		if file.Driver != nil {
 			p.state.root = file.Driver.Root

@@ -78,7 +78,9 @@ func (p *Plugin) applyAndPublish(f fact) {
 			p.waitForLists()
 		}
 		p.metrics.SetPlan(p.state.plan)
+		p.metrics.SetGPUs(p.state.snapshot.Devices)
 		p.journal.LogPlan(p.state.plan)
+		p.journal.LogNotes(p.state.snapshot.Devices)
 	}
 	p.storeState()
 }

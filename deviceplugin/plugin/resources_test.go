@@ -159,3 +159,23 @@ func TestGPUWithoutMIGDevicesIsReportedAsLeftOut(t *testing.T) {
 	n.source.Set(divided("1g.10gb"))
 	n.waitForDevices(small, 1)
 }
+
+// An XID of a program takes nothing from the programs that share its GPU; one that needs a reset does.
+func TestAProgramsErrorTakesNothingFromItsNeighbours(t *testing.T) {
+	n := newNode(t, gputest.Node("t4", 2)).settings("sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}").withKubelet().start()
+	n.wait(8)
+	for _, xid := range []uint64{8, 32, 47, 69} {
+		n.source.Emit(gputest.XID(gputest.GPU(0), xid))
+	}
+	n.log.wait(t, "XID that is not held against the GPU")
+	n.source.Emit(gputest.XID(gputest.GPU(1), 48)) // delivered after them
+	require.Len(t, n.unhealthy(n.wait(4)), 4)
+	n.stop()
+
+	s := divided("1g.10gb", "1g.10gb", "3g.40gb")
+	n = newNode(t, s).settings("flags: {migStrategy: mixed}").withKubelet().start()
+	n.waitForDevices(small, 2)
+	n.source.Emit(gputest.XID(s.Devices[0].UUID, 69)) // the driver names no instance
+	n.log.wait(t, "XID that is not held against the GPU")
+	n.waitForDevices(small, 2)
+}

@@ -188,7 +188,7 @@ func (p *Plugin) readAccount(ctx context.Context, services []*service) serve.Acc
 		stale[held.Resource] = stale[held.Resource] || held.Recorded
 		id, _, _ := strings.Cut(held.ID, "::") // the number of a replica
 		if uuid, err := gpu.ParseUUID(id); err == nil {
-			a.Holders = append(a.Holders, serve.Holder{Resource: held.Resource, UUID: uuid, By: held.By})
+			a.Holders = append(a.Holders, serve.Holder{Resource: held.Resource, UUID: uuid, By: held.By, Namespace: held.Namespace()})
 		}
 	}
 	for _, s := range services {

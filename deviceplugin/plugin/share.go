@@ -60,11 +60,16 @@ func (s state) sharing(id gpu.UUID) *nodestate.Sharing {
 // condition returns the health of a GPU or MIG device.
 func (s state) condition(id gpu.UUID) nodestate.Condition {
 	fault, since := s.health.Verdict(id)
-	switch unserved := s.shares[id].unserved; {
-	case fault.Reason != "":
-		return nodestate.Condition{Health: nodestate.Unhealthy, Reason: fault.Reason, Message: fault.Message, Action: fault.NextAction(id), Since: since.UTC()}
-	case unserved.Reason != "":
+	if unserved := s.shares[id].unserved; fault.Reason == "" && unserved.Reason != "" {
 		return unserved
 	}
-	return nodestate.Condition{Health: nodestate.Healthy}
+	return conditionOf(id, fault, since)
+}
+
+// conditionOf returns the health of a GPU or a part of it with a fault; the zero Fault: healthy.
+func conditionOf(id gpu.UUID, fault gpu.Fault, since time.Time) nodestate.Condition {
+	if fault.Reason == "" {
+		return nodestate.Condition{Health: nodestate.Healthy}
+	}
+	return nodestate.Condition{Health: nodestate.Unhealthy, Reason: fault.Reason, Message: fault.Message, Action: fault.NextAction(id), Since: since.UTC()}
 }

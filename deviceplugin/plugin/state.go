@@ -34,6 +34,7 @@ type state struct {
 
 	health        health.State
 	snapshot      gpu.Snapshot
+	layoutRead    time.Time            // when the reading began that first showed the present GPU instances; zero: there was none
 	topology      *prefer.Topology     // of the snapshot
 	root          string               // of the driver
 	deviceNodes   allocate.DeviceNodes // device nodes besides those of GPUs
@@ -112,6 +113,15 @@ func (s state) clearUnnamed() {
 			}
 		}
 	}
+}
+
+// hasRoomForPartitions reports whether gpu-dra-driver offers partitions of a GPU that is healthy as a whole,
+// whatever the MIG devices on it are.
+func (s state) hasRoomForPartitions() bool {
+	return s.servesPartitions() && slices.ContainsFunc(s.snapshot.Devices, func(d gpu.Device) bool {
+		fault, _ := s.health.WholeVerdict(d.UUID)
+		return d.MIGEnabled && len(d.Profiles) > 0 && fault.Reason == ""
+	})
 }
 
 // planSettings returns the settings by which the devices are planned. gpu-dra-driver offers each whole GPU
@@ -204,7 +214,7 @@ func (s state) stateFile(boot string) nodestate.State {
 		info.Wanted = s.serve.Wanted
 	}
 	if s.partitions {
-		info.MIG = nodestate.MIGDynamic
+		info.MIG, info.LayoutRead = nodestate.MIGDynamic, s.layoutRead.UTC()
 	}
 	for _, r := range s.advertised() {
 		resource := nodestate.Resource{Name: r.Name}
@@ -299,7 +309,7 @@ func (s state) phase() (nodestate.Phase, gpu.Reason, string) {
 		return nodestate.Waiting, allocate.ReasonMPS, mpsFault.Message
 	case healthy == 0 && len(s.withheld) > 0:
 		return nodestate.Waiting, serve.ReasonWithheld, s.withheldText()
-	case healthy == 0:
+	case healthy == 0 && !s.hasRoomForPartitions():
 		return nodestate.Failed, reasonNoHealthy, fmt.Sprintf("none of %d devices is healthy", devices)
 	case s.refused != nil:
 		why, message := s.refusal()

@@ -57,9 +57,10 @@ func (d Device) overlaps(other Device) bool {
 
 // Holder is a pod that holds a device of a resource of the kubelet.
 type Holder struct {
-	Resource string
-	UUID     gpu.UUID
-	By       string // for people
+	Resource  string
+	UUID      gpu.UUID
+	By        string // for people
+	Namespace string // of the pod; "": not known
 }
 
 // Account is one reading of the devices that pods hold.
@@ -286,21 +287,27 @@ func (s State) heldByPod(d Device, parents map[gpu.UUID]gpu.UUID) (nodestate.Wit
 		if s.account.Err != nil {
 			text += ": " + s.account.Err.Error() + "; next: see that the kubelet runs, and that its PodResources socket is mounted"
 		}
-		return nodestate.Withheld{Reason: ReasonUnknown, Message: text}, true
+		return nodestate.Withheld{Reason: ReasonUnknown, Message: text, Namespace: nodestate.NoNamespace}, true
 	}
 	var holders []string
+	namespace := ""
 	for _, h := range s.account.Holders {
 		text := h.By + ", by the resource " + h.Resource
 		if d.overlaps(Device{h.UUID, parents[h.UUID]}) && !slices.Contains(holders, text) {
-			holders = append(holders, text)
+			if holders = append(holders, text); len(holders) == 1 {
+				namespace = h.Namespace
+			}
+			if h.Namespace == "" || h.Namespace != namespace {
+				namespace = nodestate.SeveralNamespaces
+			}
 		}
 	}
 	if len(holders) > 0 {
-		return nodestate.Withheld{Reason: ReasonHeldByPod, Message: joinHolders(holders)}, true
+		return nodestate.Withheld{Reason: ReasonHeldByPod, Message: joinHolders(holders), Namespace: namespace}, true
 	}
 	for id, at := range s.lastHeld {
 		if d.overlaps(Device{id, parents[id]}) && s.account.Began.Sub(at) < settle {
-			return nodestate.Withheld{Reason: ReasonHeldByPod, Message: "held by a pod until a moment ago"}, true
+			return nodestate.Withheld{Reason: ReasonHeldByPod, Message: "held by a pod until a moment ago", Namespace: nodestate.NoNamespace}, true
 		}
 	}
 	return nodestate.Withheld{}, false

@@ -57,6 +57,26 @@ func TestADeviceIsWithheldFromDRAWhileAPodHoldsItOrAnOverlappingOne(t *testing.T
 	require.False(t, s.NeedsAccount(s.Withheld(devices, nil, at(4))))
 }
 
+// A message without a namespace is shown to nobody: those that name no pod say so.
+func TestWhoMaySeeWhyADeviceIsWithheld(t *testing.T) {
+	s := New("plugin", "", nil, false, "1").Follow("dra", "2").ListsSent("3")
+	show := func(namespace string) (shown []bool) {
+		for _, w := range s.Withheld(devices[:2], nil, at(0)) {
+			shown = append(shown, w.MayShow(namespace))
+		}
+		return shown
+	}
+	require.Equal(t, []bool{true, true}, show("team"), "it is not known who holds them")
+	s = s.WithAccount(Account{Began: at(1), Allocated: map[gpu.UUID]time.Time{"GPU-0": at(1)}, Holders: []Holder{{UUID: "GPU-1", By: "pod team/a", Namespace: "team"}}})
+	require.Equal(t, []bool{true, true}, show("team"))
+	require.Equal(t, []bool{true, false}, show("other"))
+	require.Equal(t, []bool{true, false}, show(""))
+	s = s.WithAccount(Account{Began: at(1), Holders: []Holder{{UUID: "GPU-0", By: "a pod"}, {UUID: "GPU-1", By: "pod team/a", Namespace: "team"}, {UUID: "GPU-1", By: "pod b/b", Namespace: "b"}}})
+	require.Equal(t, []bool{false, false}, show("team"))
+	s = New("dra", "", &nodestate.DevicePluginInfo{Serve: "dra", SwitchID: "3", Withheld: []nodestate.Withheld{{GPU: "GPU-0", Reason: ReasonHeldByPod, Message: "held by pod team/a"}}}, true, "4")
+	require.Equal(t, []bool{false}, show("team"), "an earlier version has written it")
+}
+
 func TestADeviceIsWithheldFromTheKubeletUntilTheDriverReleasesIt(t *testing.T) {
 	s := New("dra", "", nil, false, "1").Follow("plugin", "2")
 	require.True(t, s.Advertises())

@@ -108,7 +108,7 @@ func (o *Options) newFlagSet(usage io.Writer) *pflag.FlagSet {
 	f.StringVar(&o.Serve, "serve", nodestate.ServePlugin, "who offers the GPUs to pods: plugin, or dra, with which this program finds the GPUs "+
 		"and watches their health for gpu-dra-driver, and registers nothing with the kubelet; the node's label "+nodestate.ServeLabel+" overrides it")
 	f.StringVar(&o.MIG, "mig", nodestate.MIGExisting, "where gpu-dra-driver offers the GPUs, of those in MIG mode: offer the existing MIG devices, or dynamic, with which this program creates and destroys partitions for gpu-dra-driver as claims need them")
-	f.StringVar(&o.NodeName, "node-name", "", "with --dcgm-metrics: the `name` of the node in dcgm-exporter's label Hostname; empty: the name of the host, which in a pod is the pod's")
+	f.StringVar(&o.NodeName, "node-name", "", "with --dcgm-metrics: the `name` of the node in dcgm-exporter's label hostname; empty: the name of the host, which in a pod is the pod's")
 	f.StringVar(&o.NFDDir, "nfd-dir", "", "host `path` of Node Feature Discovery's folder for feature files, into which the GPUs' labels are written; empty: gpu-validator publishes them")
 	f.StringVar(&o.LogFormat, "log-format", "text", "log as text or json")
 	o.addSettingFlags(f)

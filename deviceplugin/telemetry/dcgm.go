@@ -11,9 +11,9 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
-// dcgmLabels are the labels of dcgm-exporter. Those from GPU_I_PROFILE on are empty where they
-// do not apply, which to Prometheus is the same as none.
-var dcgmLabels = []string{"gpu", "UUID", "pci_bus_id", "device", "modelName", "Hostname", "GPU_I_PROFILE", "GPU_I_ID", "container", "namespace", "pod"}
+// dcgmLabels are the labels of dcgm-exporter since 4.6.0-4.8.3, before which hostname was Hostname. Those from
+// GPU_I_PROFILE on are empty where they do not apply, which to Prometheus is the same as none.
+var dcgmLabels = []string{"gpu", "UUID", "pci_bus_id", "device", "modelName", "hostname", "GPU_I_PROFILE", "GPU_I_ID", "container", "namespace", "pod"}
 
 // dcgmDescriptions describes the metrics of NVIDIA's dcgm-exporter that have the same meaning as one
 // of ours, in dcgm-exporter's units.

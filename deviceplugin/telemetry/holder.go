@@ -14,8 +14,8 @@ import (
 // holder is a container that a device was allocated to.
 type holder struct{ namespace, pod, container string }
 
-// readHolders asks the kubelet which containers hold the devices of a plan. A container that
-// holds several replicas of a device is listed once.
+// readHolders asks the kubelet which containers hold the devices of a plan, or any device by a claim. A container
+// that holds several replicas or shares of a device is listed once.
 func readHolders(ctx context.Context, socket string, p plan.Plan) (map[gpu.UUID][]holder, error) {
 	client, conn, err := kubelet.DialPodResources(socket)
 	if err != nil {
@@ -37,12 +37,20 @@ func readHolders(ctx context.Context, socket string, p plan.Plan) (map[gpu.UUID]
 	for _, pod := range pods.GetPodResources() {
 		for _, container := range pod.GetContainers() {
 			h := holder{validUTF8(pod.GetNamespace()), validUTF8(pod.GetName()), validUTF8(container.GetName())}
+			hold := func(device gpu.UUID) {
+				if !slices.Contains(all[device], h) {
+					all[device] = append(all[device], h)
+				}
+			}
 			for _, allocated := range container.GetDevices() {
 				for _, id := range allocated.GetDeviceIds() {
-					if device, ours := devices[key{allocated.GetResourceName(), id}]; ours && !slices.Contains(all[device], h) {
-						all[device] = append(all[device], h)
+					if device, ours := devices[key{allocated.GetResourceName(), id}]; ours {
+						hold(device)
 					}
 				}
+			}
+			for _, device := range kubelet.ClaimedDevices(container) {
+				hold(device)
 			}
 		}
 	}

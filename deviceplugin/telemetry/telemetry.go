@@ -30,7 +30,7 @@ type Config struct {
 	Node         func() Node // called at each scrape
 	PodResources string      // path of the socket of the kubelet's PodResources API; "": pods are not shown
 	DCGM         bool        // serve the names of NVIDIA's dcgm-exporter, too
-	Hostname     string      // value of dcgm-exporter's label Hostname; "": the host's name
+	Hostname     string      // value of dcgm-exporter's label hostname; "": the host's name
 
 	// ReadTimeout bounds the time of a scrape. A GPU that has not answered by then has no values,
 	// and without the kubelet's answer pods are not known. 0 is 2 s.

@@ -207,3 +207,29 @@ func TestScrapeEndsWhenNothingAnswers(t *testing.T) {
 func TestNothingIsServedWithoutADriver(t *testing.T) {
 	require.Empty(t, scrape(t, NewCollector(Config{Node: func() Node { return Node{} }})))
 }
+
+// gpu-dra-driver names devices to the container runtime by their UUIDs.
+func TestPodsWithClaimsHoldTheirDevices(t *testing.T) {
+	claimed := func(name, driver string, devices ...string) *podresources.PodResources {
+		p := pod(name, map[string][]string{"main": nil}, "nvidia.com/gpu")
+		r := &podresources.ClaimResource{DriverName: driver, PoolName: "node-1", DeviceName: "gpu-0"}
+		for _, d := range devices {
+			r.CdiDevices = append(r.CdiDevices, &podresources.CDIDevice{Name: d})
+		}
+		p.Containers[0].DynamicResources = []*podresources.DynamicResource{{ClaimName: name, ClaimNamespace: p.GetNamespace(), ClaimResources: []*podresources.ClaimResource{r}}}
+		return p
+	}
+	lister := podLister{pods: []*podresources.PodResources{
+		claimed("train", "gpu.nvidia.com", "k8s.gpuready.io/gpu=GPU-a"),
+		claimed("share", "gpu.nvidia.com", "k8s.gpuready.io/gpu=GPU-b", "k8s.gpuready.io/mps=GPU-b"),
+		claimed("slice", "gpu.nvidia.com", "nvidia.com/gpu=MIG-2"),
+		claimed("network", "dra.net", "k8s.gpuready.io/gpu=GPU-a"),
+		claimed("other", "gpu.nvidia.com", "k8s.gpu.nvidia.com/device=7c3a-gpu-0"),
+	}}
+	held, err := readHolders(t.Context(), lister.start(t), plan.Plan{})
+	require.NoError(t, err)
+	namespace := lister.pods[0].GetNamespace()
+	require.Equal(t, map[gpu.UUID][]holder{
+		"GPU-a": {{namespace, "train", "main"}}, "GPU-b": {{namespace, "share", "main"}}, "MIG-2": {{namespace, "slice", "main"}},
+	}, held)
+}

@@ -20,6 +20,7 @@ import (
 
 	"github.com/gpuready/gpuready/dra/inventory"
 	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
@@ -163,13 +164,29 @@ func (c *Checkpoint) holdings() []holding {
 		name := types.NamespacedName{Namespace: p.Namespace, Name: p.Name}
 		for _, d := range p.Devices {
 			if !d.Admin {
-				all = append(all, holding{uid: p.UID, claim: name, hardware: d.hardware(), shares: d.Shares, by: fmt.Sprintf("claim %s (%s)", name, p.UID)})
+				all = append(all, holding{uid: p.UID, claim: name, hardware: d.hardware(), shares: d.Shares, by: fmt.Sprintf("claim %s (%s)", name, p.UID), namespace: p.Namespace, kind: anotherClaim})
 			}
 		}
 	}
 	for _, o := range c.leftovers() {
 		all = append(all, holding{uid: o.Claim, hardware: inventory.Hardware{Parent: o.GPU, Placement: &o.Placement, Partition: true},
-			by: fmt.Sprintf("what is left of a partition for claim %s, which cannot be destroyed", o.Claim)})
+			by: fmt.Sprintf("what is left of a partition for claim %s, which cannot be destroyed", o.Claim), kind: "what is left of a partition, which cannot be destroyed yet"})
+	}
+	return all
+}
+
+// AdminAccess returns the devices of claims that have them with administrative access only, at most
+// nodestate.MaxAdminAccess.
+func (c *Checkpoint) AdminAccess() []nodestate.ClaimedDevice {
+	var all []nodestate.ClaimedDevice
+	for _, p := range c.Claims {
+		for _, d := range p.Devices {
+			one := nodestate.ClaimedDevice{Claim: p.Namespace + "/" + p.Name, GPU: d.UUID}
+			holds := slices.ContainsFunc(p.Devices, func(other PreparedDevice) bool { return other.UUID == d.UUID && !other.Admin })
+			if d.Admin && !holds && len(all) < nodestate.MaxAdminAccess && !slices.Contains(all, one) {
+				all = append(all, one)
+			}
+		}
 	}
 	return all
 }

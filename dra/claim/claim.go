@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -120,7 +121,7 @@ func (p *Preparer) checkFollowed(ctx context.Context, s nodeState) error {
 }
 
 func (p *Preparer) prepareOne(ctx context.Context, c *resourceapi.ResourceClaim, s nodeState) ([]kubeletplugin.Device, error) {
-	held, err := p.heldDevices(ctx, s)
+	held, err := p.heldDevices(ctx, s, c.Namespace)
 	if err != nil {
 		return nil, err
 	}
@@ -222,7 +223,11 @@ func (p *Preparer) report(operation string, claim types.NamespacedName, uid type
 		p.OnResult(operation, err)
 	}
 	if err != nil {
-		p.Log.Error("claim refused", "operation", operation, "claim", claim.String(), "uid", string(uid), "message", err.Error())
+		log := p.Log
+		if details, has := errors.AsType[refusal](err); has {
+			log = log.With("holder", details.holder)
+		}
+		log.Error("claim refused", "operation", operation, "claim", claim.String(), "uid", string(uid), "message", err.Error())
 		return
 	}
 	p.Log.Info("claim done", "operation", operation, "claim", claim.String(), "uid", string(uid))
@@ -233,13 +238,14 @@ const claimTimeout = 10 * time.Second
 
 // heldDevices returns the devices that claims and pods hold: by the record, and by the kubelet's
 // account, which has those that a lost record had. Of the latter only the API knows whether a claim
-// has administrative access, which holds nothing, or a share.
-func (p *Preparer) heldDevices(ctx context.Context, s nodeState) ([]holding, error) {
+// has administrative access, which holds nothing, or a share. An error names claims of the namespace alone.
+func (p *Preparer) heldDevices(ctx context.Context, s nodeState, namespace string) ([]holding, error) {
 	held := s.record.holdings()
 	lost := map[types.NamespacedName]bool{} // claims that the record lacks
 	for _, a := range s.allocations {
 		if a.Resource != "" {
-			held = append(held, holding{hardware: s.inventory.Hardware(a.UUID), by: fmt.Sprintf("pod %s, by the resource %s of the device plugin", a.Pod, a.Resource)})
+			of := ", by the resource " + a.Resource + " of the device plugin"
+			held = append(held, holding{hardware: s.inventory.Hardware(a.UUID), by: "pod " + a.Pod + of, namespace: podNamespace(a.Pod), kind: "a pod of another namespace" + of})
 			continue
 		}
 		if _, ours := s.inventory.FindAny(a.Device); a.Pool != p.Pool || !ours || s.record.hasClaim(a.Claim) || lost[a.Claim] {
@@ -248,11 +254,23 @@ func (p *Preparer) heldDevices(ctx context.Context, s nodeState) ([]holding, err
 		lost[a.Claim] = true
 		use, err := p.readUse(ctx, a.Claim)
 		if err != nil {
+			err = fmt.Errorf("a pod holds claim %s, which the record of prepared claims lacks, and it cannot be read: %w; next: see that the API server can be reached; the kubelet tries again", a.Claim, err)
+			if a.Claim.Namespace != namespace {
+				err = refusal{errors.New("a pod of another namespace holds a claim that the record of prepared claims lacks, and it cannot be read; next: see that the API server can be reached; the kubelet tries again"), err.Error()}
+			}
 			return nil, err
 		}
 		held = append(held, heldBy(a.Claim, s, use)...)
 	}
 	return held, nil
+}
+
+// anotherClaim stands for a claim whose name is not told.
+const anotherClaim = "a claim of another namespace"
+
+func podNamespace(pod string) string {
+	namespace, _, _ := strings.Cut(pod, "/")
+	return namespace
 }
 
 // heldBy returns the devices that the pods of a claim hold by the kubelet's account. use is what the
@@ -269,7 +287,7 @@ func heldBy(claim types.NamespacedName, s nodeState, use map[string]deviceUse) (
 		if u.admin {
 			continue
 		}
-		held = append(held, holding{claim: claim, hardware: d.Hardware, shares: u.shares, by: fmt.Sprintf("claim %s of pod %s", claim, a.Pod)})
+		held = append(held, holding{claim: claim, hardware: d.Hardware, shares: u.shares, by: fmt.Sprintf("claim %s of pod %s", claim, a.Pod), namespace: claim.Namespace, kind: anotherClaim})
 	}
 	return held
 }
@@ -290,7 +308,7 @@ func (p *Preparer) readUse(ctx context.Context, name types.NamespacedName) (map[
 	case isNotFound(err):
 		return nil, nil
 	case err != nil:
-		return nil, fmt.Errorf("a pod holds claim %s, which the record of prepared claims lacks, and it cannot be read: %w; next: see that the API server can be reached; the kubelet tries again", name, err)
+		return nil, err
 	case c.Status.Allocation == nil:
 		return nil, nil
 	}

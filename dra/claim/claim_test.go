@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -460,4 +461,114 @@ func TestNothingFollowsTheEndOfTheRecord(t *testing.T) {
 	for _, text := range []string{"{}{}", "{}]", "{}}", "{} x"} {
 		require.Error(t, strictJSON([]byte(text), &into), text)
 	}
+}
+
+// Events of a pod are for its namespace; who else holds a device is in the driver's log.
+func TestARefusalNamesNoOtherTenant(t *testing.T) {
+	b := newBench(t)
+	var log strings.Builder
+	b.Log = slog.New(slog.NewTextHandler(&log, nil))
+	of := func(c *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
+		c.Namespace = "secret"
+		return c
+	}
+	b.gpus[1].Sharing = &nodestate.Sharing{Shares: 2}
+	b.requirePrepared(t, of(allocated("holder", "gpu-0")), "GPU-0")
+	b.requirePrepared(t, of(asShare(allocated("sharer", "gpu-1"), 2)), "GPU-1")
+	b.allocations = []Allocation{
+		{Pod: "secret/plain", Resource: "nvidia.com/gpu", UUID: "GPU-2"},
+		{Pod: "secret/lost", Claim: types.NamespacedName{Namespace: "secret", Name: "forgotten"}, Pool: "node-1", Device: "gpu-3"},
+	}
+	for device, want := range map[string]string{
+		"gpu-0": "device gpu-0 (GPU-0) is in use by a claim of another namespace; next: ",
+		"gpu-1": "2 of them are in use, by a claim of another namespace among others; next: ",
+		"gpu-2": "in use by a pod of another namespace, by the resource nvidia.com/gpu of the device plugin; next: ",
+		"gpu-3": "in use by a claim of another namespace; next: ",
+	} {
+		claim := allocated("job", device)
+		if device == "gpu-1" {
+			claim = asShare(claim, 1)
+		}
+		b.requireRefused(t, claim, want)
+		_, err := b.prepare(claim)
+		require.NotContains(t, err.Error(), "secret")
+	}
+	b.api = errors.New(`Get "https://api/namespaces/secret/resourceclaims/forgotten": refused`)
+	b.requireRefused(t, allocated("job", "gpu-2"), "a pod of another namespace holds a claim that the record of prepared claims lacks, and it cannot be read; next: ")
+
+	withheld := newBench(t)
+	withheld.Log = b.Log
+	withheld.Inventory = func() inventory.Inventory {
+		return inventory.New(nodestate.State{DevicePlugin: &nodestate.DevicePluginInfo{Serve: withheld.serve, Inventory: withheld.gpus, Withheld: []nodestate.Withheld{
+			{GPU: "GPU-0", Reason: "HeldByPod", Message: "held by pod secret/withholder", Namespace: "secret"},
+			{GPU: "GPU-1", Reason: "HeldByPod", Message: "held by pod team/old", Namespace: "team"},
+			{GPU: "GPU-2", Reason: "HeldByPod", Message: "held by pod secret/withholder", Namespace: nodestate.SeveralNamespaces},
+			{GPU: "GPU-3", Reason: "HeldByPod", Message: "held by a pod until a moment ago", Namespace: nodestate.NoNamespace}}}}, inventory.Problem{}, nil)
+	}
+	withheld.requireRefused(t, allocated("job", "gpu-0"), "device gpu-0 (GPU-0) is withheld: HeldByPod; next: ")
+	withheld.requireRefused(t, allocated("job", "gpu-1"), "device gpu-1 (GPU-1) is withheld: HeldByPod: held by pod team/old; next: ")
+	withheld.requireRefused(t, allocated("job", "gpu-2"), "device gpu-2 (GPU-2) is withheld: HeldByPod; next: ")
+	withheld.requireRefused(t, allocated("job", "gpu-3"), "device gpu-3 (GPU-3) is withheld: HeldByPod: held by a pod until a moment ago; next: ")
+	for _, name := range []string{"secret/holder", "secret/sharer", "secret/plain", "secret/forgotten", "secret/lost", "secret/withholder"} {
+		require.Contains(t, log.String(), name, "the administrator learns it")
+	}
+}
+
+// Until the device plugin is upgraded, and has read who holds what, its state has no namespaces.
+func TestWhatAnEarlierVersionWithholdsNamesNoTenant(t *testing.T) {
+	var log strings.Builder
+	b := newBench(t)
+	b.Log = slog.New(slog.NewTextHandler(&log, nil))
+	b.Inventory = func() inventory.Inventory {
+		return inventory.New(nodestate.State{DevicePlugin: &nodestate.DevicePluginInfo{Serve: b.serve, Inventory: b.gpus, Withheld: []nodestate.Withheld{
+			{GPU: "GPU-0", Reason: "HeldByPod", Message: "held by pod secret/a"}, {GPU: "GPU-1", Reason: "HeldByClaim", Message: "held by claim secret/b"},
+			{GPU: "GPU-2", Reason: "Unheard", Message: "of pod secret/c"}}}}, inventory.Problem{}, nil)
+	}
+	for device, want := range map[string]string{
+		"gpu-0": "device gpu-0 (GPU-0) is withheld: HeldByPod; next: ", "gpu-1": "device gpu-1 (GPU-1) is withheld: HeldByClaim; next: ", "gpu-2": "device gpu-2 (GPU-2) is withheld: Unheard; next: ",
+	} {
+		b.requireRefused(t, allocated("job", device), want)
+		_, err := b.prepare(allocated("job", device))
+		require.NotContains(t, err.Error(), "secret")
+	}
+	for _, name := range []string{"pod secret/a", "claim secret/b", "pod secret/c"} {
+		require.Contains(t, log.String(), name)
+	}
+}
+
+func TestNoClaimMixesControlDaemons(t *testing.T) {
+	b := newBench(t)
+	b.gpus[0].Sharing, b.gpus[1].Sharing = &nodestate.Sharing{Shares: 4, MPS: "nvidia.com/gpu"}, &nodestate.Sharing{Shares: 4, MPS: "nvidia.com/gpu"}
+	b.gpus[2].Sharing = &nodestate.Sharing{Shares: 2, MPS: "nvidia.com/big"}
+	b.requireRefused(t, asShare(allocated("two", "gpu-0", "gpu-2"), 1),
+		"device gpu-0 is served by the MPS control daemon of nvidia.com/gpu, and device gpu-2 is served by the MPS control daemon of nvidia.com/big: no program can use both; next: ")
+	mixed := asShare(allocated("mixed", "gpu-3", "gpu-0"), 1)
+	mixed.Status.Allocation.Devices.Results[0].ShareID = nil
+	b.requireRefused(t, mixed, "device gpu-3 is served by no MPS control daemon, and device gpu-0 is served by the MPS control daemon of nvidia.com/gpu: no program can use both; next: ")
+	_, err := b.prepare(asShare(allocated("one daemon", "gpu-0", "gpu-1"), 1))
+	require.NoError(t, err)
+	_, err = b.prepare(asAdmin(allocated("watch", "gpu-0", "gpu-2", "gpu-3")))
+	require.NoError(t, err, "it runs nothing on them")
+
+	b.gpus[1].Sharing = nil // the configuration has changed: what runs goes on
+	_, err = b.prepare(asShare(allocated("one daemon", "gpu-0", "gpu-1"), 1))
+	require.NoError(t, err)
+}
+
+func TestTheRecordTellsWhichClaimsHoldNothing(t *testing.T) {
+	b := newBench(t)
+	mixed := allocated("mixed", "gpu-1", "gpu-3")
+	mixed.Status.Allocation.Devices.Results[0].AdminAccess = new(true)
+	b.requirePrepared(t, asAdmin(allocated("watch", "gpu-0", "gpu-3")), "GPU-0", "GPU-3")
+	b.requirePrepared(t, mixed, "GPU-1", "GPU-3")
+	b.requirePrepared(t, allocated("job", "gpu-0"), "GPU-0")
+	require.ElementsMatch(t, []nodestate.ClaimedDevice{{Claim: "team/watch", GPU: "GPU-0"}, {Claim: "team/watch", GPU: "GPU-3"}, {Claim: "team/mixed", GPU: "GPU-1"}}, b.record(t).AdminAccess())
+
+	many := &Checkpoint{Claims: []Prepared{{Namespace: "team", Name: "holds it, too", Devices: []PreparedDevice{{UUID: "GPU-0", Admin: true}, {UUID: "GPU-0"}}}}}
+	require.Empty(t, many.AdminAccess())
+	for i := range nodestate.MaxAdminAccess + 1 {
+		many.Claims = append(many.Claims, Prepared{Namespace: "team", Name: fmt.Sprint(i), Devices: []PreparedDevice{{UUID: "GPU-0", Admin: true}}})
+	}
+	require.NoError(t, nodestate.Write(t.TempDir(), nodestate.State{Component: nodestate.DRADriver, BootID: "00000000-0000-4000-8000-000000000000", Phase: nodestate.Ready,
+		DRADriver: &nodestate.DRADriverInfo{AdminAccess: many.AdminAccess()}}), "it has room in the state")
 }

@@ -51,6 +51,9 @@ func (k KeptDevice) hardware() inventory.Hardware {
 // Follow records who offers the GPUs, before the driver acts on it. isCurrent reports whether the device
 // plugin's state still says that; otherwise nothing happens, since another instance may be further.
 func (p *Preparer) Follow(ctx context.Context, inv inventory.Inventory, isCurrent func() bool) error {
+	if p.Store.hasFollowed(inv) {
+		return nil
+	}
 	unlock, err := p.Store.lock(ctx)
 	defer unlock()
 	if err != nil {
@@ -60,7 +63,7 @@ func (p *Preparer) Follow(ctx context.Context, inv inventory.Inventory, isCurren
 	switch {
 	case err != nil:
 		return err
-	case inv.Serve == "" || record.follows(inv) && record.hasKeptAll(inv.Devices) || !isCurrent():
+	case inv.Serve == "" || record.hasFollowed(inv) || !isCurrent():
 		return nil
 	}
 	return p.follow(ctx, record, inv)
@@ -80,7 +83,7 @@ func (p *Preparer) follow(ctx context.Context, record *Checkpoint, inv inventory
 		var held []holding
 		allocations, err := p.Allocations(ctx)
 		if err == nil {
-			held, err = p.heldDevices(ctx, nodeState{record: record, inventory: inv, allocations: allocations})
+			held, err = p.heldDevices(ctx, nodeState{record: record, inventory: inv, allocations: allocations}, "")
 		}
 		if err != nil {
 			p.Log.Warn("it is not known yet which devices claims hold; all are kept until it is", "message", err.Error())
@@ -134,7 +137,7 @@ func (p *Preparer) Release(ctx context.Context) (again bool, err error) {
 		return true, err
 	}
 	again = len(s.record.leftovers()) > 0
-	held, err := p.heldDevices(ctx, s)
+	held, err := p.heldDevices(ctx, s, "")
 	if err != nil {
 		return true, err
 	}
@@ -178,6 +181,17 @@ func (p *Preparer) View(ctx context.Context, use func(record *Checkpoint, holder
 // follows reports whether the record is of the change that the inventory is of.
 func (c *Checkpoint) follows(inv inventory.Inventory) bool {
 	return c.Serve == inv.Serve && c.SwitchID == inv.SwitchID
+}
+
+// hasFollowed reports whether nothing is to be recorded for an inventory.
+func (c *Checkpoint) hasFollowed(inv inventory.Inventory) bool {
+	return c.follows(inv) && c.hasKeptAll(inv.Devices)
+}
+
+// hasFollowed is like that of the record in the file, which is replaced as a whole: it need not be locked.
+func (s Store) hasFollowed(inv inventory.Inventory) bool {
+	c, err := s.read()
+	return err == nil && c.BootID == s.BootID && inv.Serve != "" && c.hasFollowed(inv)
 }
 
 // hasKeptAll reports whether none of the devices is released.

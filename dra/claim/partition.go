@@ -11,6 +11,7 @@ import (
 
 	"go.etcd.io/etcd/client/pkg/v3/fileutil"
 
+	"github.com/gpuready/gpuready/dra/inventory"
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/internal/nodestate/record"
@@ -91,6 +92,8 @@ func nextForPartition(err error) string {
 		return "let gpu-device-plugin have the capability mig/config, /dev/nvidia-caps/nvidia-cap1"
 	case errors.Is(err, gpu.ErrNoMIGMode):
 		return "switch MIG mode on, or delete this pod, so that it is scheduled again"
+	case errors.Is(err, gpu.ErrUnreachable):
+		return "delete this pod, so that it is scheduled again; see the health of the GPU"
 	case errors.Is(err, partition.ErrUnavailable):
 		return "see that gpu-device-plugin runs on this node with --mig=dynamic; the kubelet tries again"
 	}
@@ -135,15 +138,27 @@ func (p *Preparer) saveRemoved(record *Checkpoint) error {
 	return nil
 }
 
-// destroyPartitions destroys the chosen partitions, and removes from the record those that are gone.
+// destroyPartitions destroys the chosen partitions, and removes from the record those that are gone. One on
+// a GPU that nothing reaches stays recorded, which is no error: it is destroyed if the GPU returns without a
+// reset, and until then nobody is given its place.
 func (p *Preparer) destroyPartitions(ctx context.Context, record *Checkpoint, chosen func(OwnPartition) bool) error {
 	var errs []error
+	inv := p.Inventory()
 	record.forget(func(o OwnPartition) bool {
 		if !chosen(o) {
 			return false
 		}
-		began := time.Now()
-		if err := p.Partitions.DestroyPartition(ctx, o.Placement); err != nil {
+		began, err := time.Now(), gpu.ErrUnreachable
+		if !inv.IsLost(o.GPU) { // or else NVML would only hang
+			err = p.Partitions.DestroyPartition(ctx, o.Placement)
+		}
+		switch {
+		case errors.Is(err, gpu.ErrUnreachable):
+			if record.Find(o.Claim) != nil {
+				p.Log.Warn("partition is destroyed when its GPU returns", "uuid", string(o.GPU), "profile", o.Profile, "start", o.Start, "message", err.Error())
+			}
+			return false
+		case err != nil:
 			errs = append(errs, fmt.Errorf("its partition of profile %d at memory slice %d of GPU %s cannot be destroyed: %w; next: %s", o.Profile, o.Start, o.GPU, err, nextForRemoval(err)))
 			return false
 		}
@@ -152,6 +167,14 @@ func (p *Preparer) destroyPartitions(ctx context.Context, record *Checkpoint, ch
 		return true
 	})
 	return errors.Join(errs...)
+}
+
+// HasLeftovers reports whether something is left of a partition on a GPU that can be reached again. It does not
+// wait for the record: a claim that is being prepared may count as well.
+func (p *Preparer) HasLeftovers(inv inventory.Inventory) bool {
+	record, err := p.Store.read()
+	return err == nil && record.BootID == p.Store.BootID &&
+		slices.ContainsFunc(record.leftovers(), func(o OwnPartition) bool { return !inv.IsLost(o.GPU) })
 }
 
 // Recover destroys incomplete partitions of an earlier process. It is called at the start.
@@ -181,13 +204,15 @@ func (c *Checkpoint) Clone() Checkpoint {
 	return clone
 }
 
-// settleTime is the time that the device plugin's state takes at most to lack a MIG device that was destroyed,
-// if the device plugin is not held up. Its reading of the GPUs takes milliseconds.
+// settleTime is the time that the state of an earlier version of the device plugin takes at most to lack a MIG
+// device that was destroyed, if that is not held up.
 const settleTime = 10 * time.Second
 
 // Own returns the places in which a GPU instance of the device plugin's state is this driver's: those of
-// the record of this boot, and those where a partition was destroyed after the state was written, or less than
-// settleTime ago. If an instance counts as this driver's for the latter reason alone, until is when that ends.
+// the record of this boot, and those where a partition was destroyed after the reading of the instances began.
+// An earlier version of the device plugin does not tell when that was. Then they are those where one was destroyed
+// after the state was written, or less than settleTime ago. If an instance counts as this driver's for the latter
+// reason alone, until is when that ends.
 // The error is that of the file system. A file that is no record counts as an empty one.
 func (s Store) Own(state nodestate.State) (own []gpu.Placement, until time.Time, err error) {
 	c, err := s.read()
@@ -202,10 +227,14 @@ func (s Store) Own(state nodestate.State) (own []gpu.Placement, until time.Time,
 	for _, o := range c.Partitions {
 		own = append(own, o.Placement)
 	}
-	now := time.Now()
+	now, read := time.Now(), layoutRead(state)
 	for _, d := range c.Destroyed {
 		switch settled := d.Time.Add(settleTime); {
 		case d.Time.After(now): // from before the clock was set back
+		case !read.IsZero():
+			if !read.After(d.Time) {
+				own = append(own, d.Placement)
+			}
 		case !state.Time.After(d.Time):
 			own = append(own, d.Placement)
 		case now.Before(settled):
@@ -215,6 +244,13 @@ func (s Store) Own(state nodestate.State) (own []gpu.Placement, until time.Time,
 		}
 	}
 	return own, until, nil
+}
+
+func layoutRead(s nodestate.State) time.Time {
+	if s.DevicePlugin == nil {
+		return time.Time{}
+	}
+	return s.DevicePlugin.LayoutRead
 }
 
 // hasInstance reports whether a GPU instance of a state is at a placement.

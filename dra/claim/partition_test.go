@@ -234,3 +234,82 @@ func TestARecordThatCannotBeReadIsNotAnEmptyOne(t *testing.T) {
 	_, _, err := b.Store.Own(b.state(time.Now()))
 	require.ErrorContains(t, err, "read the record of prepared claims")
 }
+
+// A pod on a lost GPU can end: what is left of its partition is destroyed if the GPU returns without a reset.
+func TestAPartitionOnALostGPUIsUnpreparedAtOnce(t *testing.T) {
+	for name, c := range map[string]struct {
+		lose, restore func(*bench, *layout)
+	}{
+		"by its state": {
+			func(b *bench, l *layout) {
+				b.gpus[0].Condition = nodestate.Condition{Health: nodestate.Unhealthy, Reason: gpu.ReasonMissing}
+				l.destroy = errors.New("nobody may ask the driver")
+			},
+			func(b *bench, l *layout) { b.gpus[0].Condition = b.gpus[1].Condition },
+		},
+		"by the driver": {
+			func(_ *bench, l *layout) { l.destroy = fmt.Errorf("%w: it is lost", gpu.ErrUnreachable) },
+			func(*bench, *layout) {},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b, l := newMIGBench(t)
+			claim, neighbour := allocated("c", fmt.Sprintf(smallName, 0)), allocated("neighbour", "gpu-1")
+			b.requirePrepared(t, claim, "MIG-19-0")
+			c.lose(b, l)
+			require.NoError(t, b.unprepare(claim))
+			require.NoError(t, b.unprepare(claim))
+			require.Nil(t, b.record(t).Find(claim.UID))
+			require.Equal(t, []OwnPartition{{small(0), claim.UID}}, b.record(t).Partitions, "it is remembered")
+			b.requirePrepared(t, neighbour, "GPU-1")
+			require.Len(t, l.there, 1)
+
+			c.restore(b, l)
+			l.destroy = nil
+			require.True(t, b.HasLeftovers(b.Inventory()))
+			require.NoError(t, b.Recover(t.Context()))
+			require.Empty(t, l.there)
+			require.Empty(t, b.record(t).Partitions)
+			require.False(t, b.HasLeftovers(b.Inventory()))
+			b.requirePrepared(t, allocated("next", fmt.Sprintf(smallName, 0)), "MIG-19-0")
+		})
+	}
+}
+
+// The place of what is left is nobody's.
+func TestTheRestOfAPartitionKeepsItsPlace(t *testing.T) {
+	b, l := newMIGBench(t)
+	claim := allocated("c", fmt.Sprintf(smallName, 5))
+	b.requirePrepared(t, claim, "MIG-19-5")
+	l.destroy = fmt.Errorf("%w: it hangs", gpu.ErrUnreachable)
+	require.NoError(t, b.unprepare(claim))
+	b.requireRefused(t, allocated("next", largeName), "is in use by what is left of a partition, which cannot be destroyed yet; next: ")
+	b.requirePrepared(t, allocated("beside", fmt.Sprintf(smallName, 0)), "MIG-19-0")
+}
+
+// The device plugin tells when the reading began that has an instance, however long it took.
+func TestAPartitionIsThisDriversInAReadingFromBeforeItsEnd(t *testing.T) {
+	b, _ := newMIGBench(t)
+	claim := allocated("c", fmt.Sprintf(smallName, 2))
+	b.requirePrepared(t, claim, "MIG-19-2")
+	before := time.Now()
+	require.NoError(t, b.unprepare(claim))
+	b.gpus[0].Instances = []nodestate.GPUInstance{{ID: 7, Profile: 19, Start: 2, Size: 1}}
+	record := b.record(t)
+	for i := range record.Destroyed {
+		record.Destroyed[i].Time = record.Destroyed[i].Time.Add(-2 * settleTime)
+	}
+	require.NoError(t, b.Store.Save(record))
+	slow := b.state(time.Now())
+	slow.DevicePlugin.LayoutRead = before.Add(-2 * settleTime)
+	own, until, err := b.Store.Own(slow)
+	require.NoError(t, err)
+	require.Equal(t, []gpu.Placement{small(2)}, own, "the driver hung while the GPUs were read")
+	require.Zero(t, until)
+
+	later := b.state(time.Now())
+	later.DevicePlugin.LayoutRead = time.Now()
+	own, _, err = b.Store.Own(later)
+	require.NoError(t, err)
+	require.Empty(t, own, "a person has created one there since")
+}

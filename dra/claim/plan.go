@@ -28,8 +28,28 @@ type holding struct {
 	claim    types.NamespacedName // of the claim; zero: a pod holds it by a resource
 	hardware inventory.Hardware
 	shares   int    // number of its shares; 0: the whole device
-	by       string // who, for people
+	by       string // who, for the administrator
+	// Of whom names may be told: namespace is the holder's, "": it has none, and kind says what it is.
+	namespace, kind string
 }
+
+// nameFor returns who holds the device, for a person who may see a namespace. The names of other tenants'
+// claims and pods are not for the Events of its pods.
+func (h holding) nameFor(namespace string) string {
+	if h.namespace != "" && h.namespace == namespace {
+		return h.by
+	}
+	return h.kind
+}
+
+// refusal is an error with details for the administrator alone.
+type refusal struct {
+	error
+	holder string // who holds the device
+}
+
+// Unwrap returns the error without the details.
+func (r refusal) Unwrap() error { return r.error }
 
 // plan returns the record of a claim that is prepared, or why it cannot be. Devices that it has not got
 // yet are still without CDI names.
@@ -48,7 +68,38 @@ func plan(c *resourceapi.ResourceClaim, n node) (Prepared, error) {
 		}
 		wanted.Devices = append(wanted.Devices, d)
 	}
+	if err := n.checkControlDaemons(wanted.Devices); err != nil {
+		return wanted, err
+	}
 	return wanted, n.checkConfigs(c.Status.Allocation.Devices, wanted.Devices)
+}
+
+// checkControlDaemons refuses devices that no program can use together: a client of an MPS control daemon sees
+// the GPUs of that daemon alone, by one variable of its environment. Administrative access runs no program on
+// them.
+func (n node) checkControlDaemons(devices []PreparedDevice) error {
+	var first *inventory.Device
+	for _, p := range devices {
+		d, found := n.inventory.FindAny(p.Name)
+		if p.Admin || p.isPrepared() || !found {
+			continue
+		}
+		if first == nil {
+			first = &d
+		}
+		if d.MPS != first.MPS {
+			return fmt.Errorf("device %s is %s, and device %s is %s: no program can use both; next: request devices of one kind in a claim, such as by the selector device.allowMultipleAllocations, or delete the pod, so that it is scheduled again",
+				first.Name, describeMPS(first.MPS), d.Name, describeMPS(d.MPS))
+		}
+	}
+	return nil
+}
+
+func describeMPS(resource string) string {
+	if resource == "" {
+		return "served by no MPS control daemon"
+	}
+	return "served by the MPS control daemon of " + resource
 }
 
 // planDevice checks one result of an allocation.
@@ -58,8 +109,8 @@ func (n node) planDevice(c *resourceapi.ResourceClaim, r resourceapi.DeviceReque
 	}
 	d, found := n.findDevice(r.Device)
 	if !found {
-		if withheld, is := n.inventory.FindAny(r.Device); is && withheld.Why != "" {
-			return PreparedDevice{}, fmt.Errorf("device %s is withheld: %s; next: wait until that has ended, or delete this pod, so that it is scheduled again", withheld, withheld.Why)
+		if d, is := n.inventory.FindAny(r.Device); is && d.Withheld.Reason != "" {
+			return PreparedDevice{}, withheldError(c, d)
 		}
 		if why := n.inventory.Why.String(); why != "" {
 			return PreparedDevice{}, fmt.Errorf("device %s is not offered now: %s", r.Device, why)
@@ -91,6 +142,17 @@ func (n node) planDevice(c *resourceapi.ResourceClaim, r resourceapi.DeviceReque
 	return p, n.checkUse(c, d, p, has != nil)
 }
 
+// withheldError returns the error of a device that is withheld.
+func withheldError(c *resourceapi.ResourceClaim, d inventory.Device) error {
+	w := d.Withheld
+	all := string(w.Reason) + ": " + w.Message
+	why := all
+	if !w.MayShow(c.Namespace) {
+		why = string(w.Reason)
+	}
+	return refusal{fmt.Errorf("device %s is withheld: %s; next: wait until that has ended, or delete this pod, so that it is scheduled again", d, why), all}
+}
+
 // countShares returns the number of shares that a result consumes; 0: it has the whole device.
 func countShares(r resourceapi.DeviceRequestAllocationResult) int {
 	if r.ShareID == nil {
@@ -103,17 +165,17 @@ func countShares(r resourceapi.DeviceRequestAllocationResult) int {
 // checkUse refuses a device that others hold. The scheduler has counted the shares; but the device may
 // have fewer by now.
 func (n node) checkUse(c *resourceapi.ResourceClaim, d inventory.Device, p PreparedDevice, prepared bool) error {
-	taken, holders := 0, ""
+	taken, last := 0, holding{}
 	for _, h := range n.held {
 		own := h.uid == c.UID && h.uid != "" || h.claim == types.NamespacedName{Namespace: c.Namespace, Name: c.Name} && h.uid == ""
 		if own || !d.Overlaps(h.hardware) {
 			continue
 		}
 		if p.Shares == 0 || h.shares == 0 || h.hardware.UUID != d.UUID {
-			return fmt.Errorf("device %s is in use by %s; next: wait until that has ended, or delete this pod, so that it is scheduled again", d, h.by)
+			return refusal{fmt.Errorf("device %s is in use by %s; next: wait until that has ended, or delete this pod, so that it is scheduled again", d, h.nameFor(c.Namespace)), h.by}
 		}
 		taken += h.shares
-		holders = h.by
+		last = h
 	}
 	switch {
 	case p.Shares == 0 || prepared:
@@ -121,8 +183,8 @@ func (n node) checkUse(c *resourceapi.ResourceClaim, d inventory.Device, p Prepa
 	case d.Shares == 0:
 		return fmt.Errorf("device %s is not shared any more; next: delete the pod, so that it is scheduled again", d)
 	case taken+p.Shares > d.Shares:
-		return fmt.Errorf("device %s has %d shares, and %d of them are in use, by %s among others; next: wait until some have ended, or delete this pod, so that it is scheduled again",
-			d, d.Shares, taken, holders)
+		return refusal{fmt.Errorf("device %s has %d shares, and %d of them are in use, by %s among others; next: wait until some have ended, or delete this pod, so that it is scheduled again",
+			d, d.Shares, taken, last.nameFor(c.Namespace)), last.by}
 	}
 	return nil
 }

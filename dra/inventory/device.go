@@ -42,7 +42,10 @@ func devicesOf(g nodestate.GPU, driver *nodestate.DriverInfo, roots PCIeRoots) [
 		// NVIDIA's driver ends the name with the numbers of profile and placement, which only a
 		// privileged process can read; those of the instances are as unique.
 		name := fmt.Sprintf("%s-mig-%s-%d-%d", name, profileName(m.Profile), m.GPUInstance, m.ComputeInstance)
-		d := Device{Name: name, Hardware: Hardware{UUID: m.UUID, Parent: g.UUID, Placement: placementOf(g, m)}, Fault: m.Condition, API: resourceapi.Device{Name: name}}
+		d := Device{
+			Name: name, Hardware: Hardware{UUID: m.UUID, Parent: g.UUID, Placement: placementOf(g, m)},
+			Fault: m.Condition, instance: &m.GPUInstance, API: resourceapi.Device{Name: name},
+		}
 		a := newAttributes(g, driver, roots)
 		a.text("type", typeMIG)
 		a.text("uuid", string(m.UUID))
@@ -100,6 +103,7 @@ func newAttributes(g nodestate.GPU, driver *nodestate.DriverInfo, roots PCIeRoot
 	if roots != nil && g.PCI != "" {
 		a.text(deviceattribute.StandardDeviceAttributePCIeRoot, roots(g.PCI))
 	}
+	a.text("addressingMode", g.AddressingMode)
 	if g.NUMANode != nil && *g.NUMANode >= 0 {
 		node := int64(*g.NUMANode)
 		a[deviceattribute.StandardDeviceAttributeNUMANode] = resourceapi.DeviceAttribute{IntValue: &node}

@@ -57,7 +57,7 @@ func (i Inventory) WithEvictions(e Evictions, faults []nodestate.Fault) Inventor
 	}
 	i.Devices = slices.Clone(i.Devices)
 	for n, d := range i.Devices {
-		if d.Fault.Health != nodestate.Unhealthy || !e.reasons[d.Fault.Reason] && !e.hasXID(d, faults) {
+		if d.Fault.Health != nodestate.Unhealthy || !e.reasons[d.Fault.Reason] && !i.hasXID(e, d, faults) {
 			continue
 		}
 		i.Devices[n].API.Taints = slices.Clone(d.API.Taints)
@@ -69,8 +69,23 @@ func (i Inventory) WithEvictions(e Evictions, faults []nodestate.Fault) Inventor
 }
 
 // hasXID reports whether a device is unhealthy for one of the XIDs.
-func (e Evictions) hasXID(d Device, faults []nodestate.Fault) bool {
+func (i Inventory) hasXID(e Evictions, d Device, faults []nodestate.Fault) bool {
 	return d.Fault.Reason == gpu.ReasonXID && slices.ContainsFunc(faults, func(f nodestate.Fault) bool {
-		return f.Reason == gpu.ReasonXID && e.xids[f.XID] && (f.GPU == d.UUID || f.GPU == d.Parent)
+		return f.Reason == gpu.ReasonXID && e.xids[f.XID] && i.concerns(f, d)
 	})
+}
+
+// concerns reports whether a fault concerns a device. That of a GPU instance concerns what is at its place. If
+// the instance is gone, one that needs more than quiet may be anywhere on the GPU.
+func (i Inventory) concerns(f nodestate.Fault, d Device) bool {
+	switch {
+	case f.GPU == d.UUID:
+		return true
+	case f.GPU != d.Parent:
+		return false
+	}
+	if f.GPUInstance == nil || d.instance != nil && *f.GPUInstance == *d.instance {
+		return true
+	}
+	return !i.instances[f.GPU][*f.GPUInstance] && f.Needs != nodestate.EvidenceQuiet
 }

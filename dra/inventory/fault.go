@@ -1,6 +1,8 @@
 package inventory
 
 import (
+	"reflect"
+	"slices"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -53,4 +55,25 @@ func taints(c nodestate.Condition) []resourceapi.DeviceTaint {
 		t.TimeAdded = &added
 	}
 	return []resourceapi.DeviceTaint{t}
+}
+
+// WithTaintsOf returns the inventory with the faults that another has of the same devices, and reports whether
+// that changed it. A device that is healthy in the other one keeps its fault. Why all devices have a taint comes
+// with them.
+func (i Inventory) WithTaintsOf(other Inventory) (Inventory, bool) {
+	changed := false
+	devices := slices.Clone(i.Devices)
+	for n, d := range devices {
+		now, found := other.FindAny(d.Name)
+		if !found || now.Fault.Health == nodestate.Healthy || now.UUID != d.UUID || now.Parent != d.Parent {
+			continue
+		}
+		if now.Fault != d.Fault || !reflect.DeepEqual(now.API.Taints, d.API.Taints) {
+			devices[n].Fault, devices[n].API.Taints, changed = now.Fault, now.API.Taints, true
+		}
+	}
+	if i.Devices = devices; changed && other.Why.Reason != ReasonServedByPlugin && other.Why.Reason != "" {
+		i.Why = other.Why
+	}
+	return i, changed
 }

@@ -39,18 +39,22 @@ type Inventory struct {
 	// that no device has a taint for such a reason.
 	Why Problem
 
-	parents map[gpu.UUID]gpu.UUID // of the MIG devices on the node, whether they are published or not
+	parents   map[gpu.UUID]gpu.UUID     // of the MIG devices on the node, whether they are published or not
+	instances map[gpu.UUID]map[int]bool // the numbers of the GPU instances of each GPU
+	lost      map[gpu.UUID]bool         // the GPUs that nothing reaches
 }
 
 // Device is a GPU, a MIG device or a possible partition that a claim may be given.
 type Device struct {
 	Name string // in the pool: "gpu-0", "gpu-0-mig-1g12gb-1-0"
 	Hardware
-	Shares int    // number of claims that may have it at once; 0: one
-	MPS    string // resource whose MPS control daemon serves it; "": none
-	Fault  nodestate.Condition
-	API    resourceapi.Device // as published, with the taint of Fault
-	Why    string             // why it is withheld; "": it is not, or Inventory.Why has it
+	Shares   int    // number of claims that may have it at once; 0: one
+	MPS      string // resource whose MPS control daemon serves it; "": none
+	Fault    nodestate.Condition
+	API      resourceapi.Device // as published, with the taint of Fault
+	Withheld nodestate.Withheld // why it is withheld; zero: it is not, or Inventory.Why has it
+
+	instance *int // number of its GPU instance; nil: it has none, or is a partition that does not exist
 }
 
 // Hardware is the part of a GPU that a device occupies.
@@ -141,18 +145,24 @@ func New(s nodestate.State, problem Problem, roots PCIeRoots, created ...gpu.Pla
 			Action: "label the Node " + nodestate.ServeLabel + "=" + nodestate.ServeDRA + ", or start gpu-device-plugin with --serve=dra"}
 	}
 	inv.Serve, inv.SwitchID = cmp.Or(info.Serve, nodestate.ServePlugin), info.SwitchID
-	reasons := map[gpu.UUID]string{} // why a device is withheld
+	withheld := map[gpu.UUID]nodestate.Withheld{}
 	for _, w := range info.Withheld {
-		reasons[w.GPU] = string(w.Reason) + ": " + w.Message
+		withheld[w.GPU] = w
 	}
 	excluded := info.Excluded()
 	gpus := slices.Clone(info.Inventory)
 	index := map[gpu.UUID]int{}
-	inv.parents = map[gpu.UUID]gpu.UUID{}
+	inv.parents, inv.instances, inv.lost = map[gpu.UUID]gpu.UUID{}, map[gpu.UUID]map[int]bool{}, map[gpu.UUID]bool{}
 	for _, g := range gpus {
 		index[g.UUID] = g.Index
+		inv.lost[g.UUID] = isLost(g.WholeCondition())
+		inv.instances[g.UUID] = map[int]bool{}
 		for _, m := range g.MIG {
 			inv.parents[m.UUID] = g.UUID
+			inv.instances[g.UUID][m.GPUInstance] = true
+		}
+		for _, i := range g.Instances {
+			inv.instances[g.UUID][i.ID] = true
 		}
 	}
 	slices.SortStableFunc(gpus, func(a, b nodestate.GPU) int {
@@ -160,10 +170,15 @@ func New(s nodestate.State, problem Problem, roots PCIeRoots, created ...gpu.Pla
 	})
 	for _, g := range gpus {
 		devices := devicesOf(g, s.Driver, roots)
-		if info.MIG == nodestate.MIGDynamic && g.Minor >= 0 && g.Reason != gpu.ReasonMissing && len(g.Profiles) > 0 && !excluded[g.UUID] {
-			set, partitions := partitionsOf(g, s.Driver, roots, created)
-			devices = append(withoutCreated(devices, created), partitions...)
-			inv.Counters = append(inv.Counters, set)
+		if info.MIG == nodestate.MIGDynamic && g.MIGEnabled {
+			devices = withoutCreated(devices, created) // even if the profiles are not known
+		}
+		if info.MIG == nodestate.MIGDynamic && g.Minor >= 0 && len(g.Profiles) > 0 && !excluded[g.UUID] {
+			// The number of a missing GPU, and so the name of its counters, may be another's by now.
+			if set, partitions := partitionsOf(g, s.Driver, roots, created); !inv.hasCounters(set.Name) {
+				devices = append(devices, partitions...)
+				inv.Counters = append(inv.Counters, set)
+			}
 		}
 		for _, d := range devices {
 			// The number of a missing GPU (minor), and so its name, may belong to another GPU by now, which came first.
@@ -179,11 +194,11 @@ func New(s nodestate.State, problem Problem, roots PCIeRoots, created ...gpu.Pla
 			if d.Partition { // it is withheld with its GPU
 				id = d.Parent
 			}
-			switch reason, isWithheld := reasons[id]; {
+			switch w, isWithheld := withheld[id]; {
 			case inv.Serve != nodestate.ServeDRA:
 				inv.Withheld = append(inv.Withheld, d)
 			case isWithheld:
-				d.Why = reason
+				d.Withheld = w
 				inv.Withheld = append(inv.Withheld, d)
 			default:
 				inv.Devices = append(inv.Devices, d)
@@ -195,6 +210,19 @@ func New(s nodestate.State, problem Problem, roots PCIeRoots, created ...gpu.Pla
 	}
 	return inv
 }
+
+// hasCounters reports whether there is a set of counters with a name.
+func (i Inventory) hasCounters(name string) bool {
+	return slices.ContainsFunc(i.Counters, func(c resourceapi.CounterSet) bool { return c.Name == name })
+}
+
+// isLost reports whether nothing reaches a GPU of a condition.
+func isLost(c nodestate.Condition) bool {
+	return c.Reason == gpu.ReasonLost || c.Reason == gpu.ReasonMissing
+}
+
+// IsLost reports whether nothing reaches a GPU: it is lost, or the driver does not list it any more.
+func (i Inventory) IsLost(id gpu.UUID) bool { return i.lost[id] }
 
 // compareGroups sorts GPUs that are near by NVLink beside each other: the scheduler takes the first that
 // fit, so claims for one GPU fill a group before they begin the next. A group is named by the UUID of one

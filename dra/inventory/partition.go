@@ -41,7 +41,10 @@ func partitionsOf(g nodestate.GPU, driver *nodestate.DriverInfo, roots PCIeRoots
 			// NVIDIA's name: it ends in the numbers of profile and placement.
 			name := fmt.Sprintf("gpu-%d-mig-%s-%d-%d", g.Minor, profileName(p.Name), p.ID, start)
 			at := gpu.Placement{GPU: g.UUID, Profile: p.ID, Start: start, Size: p.Size}
-			d := Device{Name: name, Hardware: Hardware{Parent: g.UUID, Placement: &at, Partition: true}, Fault: g.Condition, API: resourceapi.Device{Name: name}}
+			d := Device{
+				Name: name, Hardware: Hardware{Parent: g.UUID, Placement: &at, Partition: true},
+				Fault: g.ConditionAt(p.ID, start, p.Size), instance: instanceAt(g, at), API: resourceapi.Device{Name: name},
+			}
 			a := newAttributes(g, driver, roots)
 			a.text("type", typeMIG)
 			a.text("parentUUID", string(g.UUID))
@@ -158,7 +161,18 @@ func placementOf(g nodestate.GPU, m nodestate.MIGDevice) *gpu.Placement {
 	return nil
 }
 
-// withoutCreated removes the MIG devices of partitions that were created for claims.
+// instanceAt returns the number of the GPU instance at a placement; nil: there is none.
+func instanceAt(g nodestate.GPU, at gpu.Placement) *int {
+	for _, i := range g.Instances {
+		if instancePlacement(g.UUID, i) == at {
+			return &i.ID
+		}
+	}
+	return nil
+}
+
+// withoutCreated removes the MIG devices of partitions that were created for claims. A MIG device whose
+// place is not known may be one that was destroyed while the GPU was read.
 func withoutCreated(devices []Device, created []gpu.Placement) []Device {
-	return slices.DeleteFunc(devices, func(d Device) bool { return d.Placement != nil && slices.Contains(created, *d.Placement) })
+	return slices.DeleteFunc(devices, func(d Device) bool { return d.Placement == nil || slices.Contains(created, *d.Placement) })
 }

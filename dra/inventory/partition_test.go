@@ -261,3 +261,108 @@ func TestOwnPartitionsAreNotPublishedTwice(t *testing.T) {
 		require.Zero(t, c.Value.Value(), "%s: beside an instance of an unknown profile nothing is created", name)
 	}
 }
+
+// tenants returns a GPU with two partitions that were created for claims, of which the first has a fault of
+// its own: XID 69 of one tenant's program.
+func tenants(t *testing.T) (g nodestate.GPU, own []gpu.Placement) {
+	g = partitionable(t)[1]
+	fault := broken(gpu.ReasonXID)
+	whole := healthy
+	g.Condition, g.Whole = fault, &whole
+	g.Instances = []nodestate.GPUInstance{{ID: 9, Profile: 19, Start: 2, Size: 1, Condition: &fault}, {ID: 10, Profile: 19, Start: 3, Size: 1}, {ID: 2, Profile: 9, Start: 4, Size: 4}}
+	g.MIG = []nodestate.MIGDevice{
+		{UUID: "MIG-attacker", Profile: "1g.10gb", GPUInstance: 9, Condition: fault}, {UUID: "MIG-victim", Profile: "1g.10gb", GPUInstance: 10, Condition: healthy},
+		{UUID: "MIG-person", Profile: "3g.40gb", GPUInstance: 2, Condition: healthy},
+	}
+	return g, []gpu.Placement{{GPU: g.UUID, Profile: 19, Start: 2, Size: 1}, {GPU: g.UUID, Profile: 19, Start: 3, Size: 1}}
+}
+
+func effects(i Inventory) map[string]resourceapi.DeviceTaintEffect {
+	all := map[string]resourceapi.DeviceTaintEffect{}
+	for _, d := range i.Devices {
+		for _, taint := range d.API.Taints {
+			all[d.Name] = taint.Effect
+		}
+	}
+	return all
+}
+
+func TestAFaultOfAnInstanceConcernsWhatIsAtItsPlaceAlone(t *testing.T) {
+	g, own := tenants(t)
+	instance := 9
+	fault := nodestate.Fault{GPU: g.UUID, GPUInstance: &instance, Reason: gpu.ReasonXID, XID: 69, Needs: nodestate.EvidenceQuiet}
+	i := New(dynamic(g), Problem{}, nil, own...)
+	const its = "gpu-1-mig-1g10gb-19-2"
+	require.Equal(t, map[string]resourceapi.DeviceTaintEffect{its: resourceapi.DeviceTaintEffectNoSchedule}, effects(i))
+	for _, list := range []string{"69", "XID"} {
+		e, err := ParseEvictions([]string{list})
+		require.NoError(t, err)
+		require.Equal(t, map[string]resourceapi.DeviceTaintEffect{its: resourceapi.DeviceTaintEffectNoExecute}, effects(i.WithEvictions(e, []nodestate.Fault{fault})), list)
+	}
+
+	// Another tenant has a fault that is not to evict, beside one that is.
+	g.Instances[1].Condition = g.Instances[0].Condition
+	e, err := ParseEvictions([]string{"69"})
+	require.NoError(t, err)
+	both := New(dynamic(g), Problem{}, nil, own...).WithEvictions(e, []nodestate.Fault{fault, {GPU: g.UUID, GPUInstance: new(10), Reason: gpu.ReasonXID, XID: 8}})
+	require.Equal(t, map[string]resourceapi.DeviceTaintEffect{its: resourceapi.DeviceTaintEffectNoExecute, "gpu-1-mig-1g10gb-19-3": resourceapi.DeviceTaintEffectNoSchedule}, effects(both))
+
+	// A fault that needs a reset outlives its instance, and may then be anywhere.
+	g.Instances, g.MIG, g.Whole = nil, nil, nil
+	fault.Needs = nodestate.EvidenceReset
+	for name, effect := range effects(New(dynamic(g), Problem{}, nil).WithEvictions(e, []nodestate.Fault{fault})) {
+		require.Equal(t, resourceapi.DeviceTaintEffectNoExecute, effect, name)
+	}
+	fault.Needs = nodestate.EvidenceQuiet
+	for name, effect := range effects(New(dynamic(g), Problem{}, nil).WithEvictions(e, []nodestate.Fault{fault})) {
+		require.Equal(t, resourceapi.DeviceTaintEffectNoSchedule, effect, name)
+	}
+}
+
+// An earlier version of the device plugin knows one condition of all partitions.
+func TestWithoutOneOfItsOwnAPartitionHasTheConditionOfItsGPU(t *testing.T) {
+	g, own := tenants(t)
+	g.Whole, g.Instances[0].Condition = nil, nil
+	i := New(dynamic(g), Problem{}, nil, own...)
+	require.Len(t, effects(i), len(i.Devices)-1, "all but the person's MIG device")
+}
+
+// Where the GPU was read while an instance was destroyed, it lists a MIG device without the instance.
+func TestAMIGDeviceWhosePlaceIsNotKnownIsNotOffered(t *testing.T) {
+	g, own := tenants(t)
+	all := names(New(dynamic(g), Problem{}, nil, own...))
+	g.Instances = g.Instances[1:]
+	require.Equal(t, all, names(New(dynamic(g), Problem{}, nil, own[1:]...)))
+}
+
+// Where the driver lists neither profiles nor instances, each MIG device may be a claim's.
+func TestOfUnknownPartitionsNoMIGDeviceIsOffered(t *testing.T) {
+	g, own := tenants(t)
+	g.Profiles = nil
+	require.Equal(t, []string{"gpu-1-mig-3g40gb-2-0"}, names(New(dynamic(g), Problem{}, nil, own...)), "a person's, whose place is known")
+	g.Instances, g.Condition, g.Whole = nil, healthy, nil
+	require.Empty(t, names(New(dynamic(g), Problem{}, nil, own...)))
+	require.Empty(t, names(New(dynamic(g), Problem{}, nil)), "the record of claims is lost, or of another driver")
+	require.Len(t, names(New(served(g), Problem{}, nil)), 3, "without --mig=dynamic all are a person's")
+}
+
+// Pods on it are evicted by its taint.
+func TestPartitionsOfAMissingGPUStayPublished(t *testing.T) {
+	g, own := tenants(t)
+	all := names(New(dynamic(g), Problem{}, nil, own...))
+	g.Condition, g.Whole = broken(gpu.ReasonMissing), nil
+	for i := range g.Instances {
+		g.Instances[i].Condition = nil
+	}
+	i := New(dynamic(g), Problem{}, nil, own...)
+	require.Equal(t, all, names(i))
+	require.True(t, i.IsLost(g.UUID))
+	other := g
+	other.UUID, other.Condition, other.MIG, other.Instances = "GPU-new", healthy, nil, nil
+	i = New(dynamic(g, other), Problem{}, nil, own...)
+	require.Len(t, i.Counters, 1, "the number is that of another GPU now")
+	for _, d := range i.Devices {
+		require.True(t, d.Parent == "GPU-new" || !d.Partition, d.Name)
+	}
+	require.False(t, i.IsLost("GPU-new"))
+}

@@ -27,6 +27,7 @@ import (
 
 	"github.com/gpuready/gpuready/dra/claim"
 	"github.com/gpuready/gpuready/dra/inventory"
+	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/internal/metricsserver"
 	"github.com/gpuready/gpuready/internal/nodestate"
@@ -68,6 +69,7 @@ type Plugin struct {
 	stateDue     chan struct{}   // capacity 1: this driver's own state may have changed
 	hold         io.Closer       // a lock, held while this process runs, by which readers of its state see that it does
 	written      nodestate.State // this driver's own state as it was written last; for writeState
+	own          []gpu.Placement // of this driver's partitions, by the record when it was read last; for watchState
 
 	mu      sync.Mutex
 	current inventory.Inventory
@@ -119,6 +121,7 @@ func Run(ctx context.Context, cfg Config) error {
 	group.Go(func() error { return p.watchState(ctx) })
 	group.Go(func() error { return p.followSwitch(ctx) })
 	group.Go(func() error { return p.serve(ctx) })
+	group.Go(func() error { return p.removeLeftovers(ctx) })
 	if err := group.Wait(); !errors.Is(err, context.Canceled) {
 		return err
 	}
@@ -165,10 +168,6 @@ func (p *Plugin) serve(ctx context.Context) error {
 		return err
 	}
 	p.removeStaleSockets(ctx)
-	// The driver starts even if this fails: each call that prepares a claim tries it again.
-	if err := p.recoverPartitions(ctx); err != nil {
-		p.cfg.Log.Error("incomplete partitions of an earlier process are removed with the next claim", "message", err.Error())
-	}
 	options := []kubeletplugin.Option{
 		kubeletplugin.DriverName(inventory.Driver), kubeletplugin.NodeName(p.cfg.NodeName), kubeletplugin.KubeClient(p.cfg.Client),
 		kubeletplugin.RegistrarDirectoryPath(filepath.Join(p.cfg.KubeletDir, "plugins_registry")),
@@ -204,7 +203,28 @@ func (p *Plugin) serve(ctx context.Context) error {
 	}
 }
 
-// recoverPartitions destroys incomplete partitions of an earlier process.
+// removeLeftovers destroys, until ctx ends, what is left of partitions: at the start those of an earlier
+// process, and later those of a GPU that nothing reached when their claims ended, once it has returned. Each
+// call that prepares a claim tries it, too.
+func (p *Plugin) removeLeftovers(ctx context.Context) error {
+	for started := false; ; {
+		p.mu.Lock()
+		inv, known, changed := p.current, p.known, p.changed
+		p.mu.Unlock()
+		if known && (!started || p.preparer.HasLeftovers(inv)) {
+			started = true
+			if err := p.recoverPartitions(ctx); err != nil && ctx.Err() == nil {
+				p.cfg.Log.Error("what is left of partitions is removed with the next claim", "message", err.Error())
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-changed:
+		}
+	}
+}
+
 func (p *Plugin) recoverPartitions(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()

@@ -2,6 +2,7 @@ package plugin
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
+	"go.etcd.io/etcd/client/pkg/v3/fileutil"
 	"go.uber.org/goleak"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -24,6 +26,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
+	"github.com/gpuready/gpuready/dra/claim"
 	"github.com/gpuready/gpuready/dra/inventory"
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/host"
@@ -352,4 +355,70 @@ func TestNoPartitionIsPublishedWithoutCounters(t *testing.T) {
 	_, err = b.publish(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, []resourceslice.Slice{{}}, last.Pools["node-1"].Slices)
+}
+
+// A call that prepares a claim may hold the record for half a minute, and a record may be on a broken disk.
+func TestATaintDoesNotWaitForTheRecord(t *testing.T) {
+	path := func(b *bench) string { return filepath.Join(b.cfg.DataDir(), "checkpoint.json") }
+	for name, obstruct := range map[string]func(t *testing.T, b *bench){
+		"it is locked": func(t *testing.T, b *bench) {
+			held, err := fileutil.LockFile(path(b)+".lock", os.O_CREATE|os.O_RDWR, 0o600)
+			require.NoError(t, err)
+			t.Cleanup(func() { require.NoError(t, held.Close()) })
+		},
+		"it cannot be read": func(t *testing.T, b *bench) {
+			require.NoError(t, os.Rename(b.cfg.DataDir(), b.cfg.DataDir()+"~"))
+			require.NoError(t, os.WriteFile(b.cfg.DataDir(), nil, 0o600)) // it is no folder
+		},
+	} {
+		for _, switchID := range []string{"", "next"} { // "next" has to be recorded
+			t.Run(name+switchID, func(t *testing.T) {
+				b := newBench(t, time.Hour)
+				defer b.alive()()
+				b.watch()
+				b.waitReason("")
+				obstruct(t, b)
+				b.state.DevicePlugin.SwitchID = switchID
+				for _, reason := range []gpu.Reason{gpu.ReasonXID, gpu.ReasonLost} { // also while an inventory is being recorded
+					b.state.DevicePlugin.Inventory[0].Condition = nodestate.Condition{Health: nodestate.Unhealthy, Reason: reason, Message: "it is broken"}
+					require.NoError(t, nodestate.Write(b.dir, b.state))
+					b.waitReason(reason)
+				}
+				require.Len(t, b.inventory().Devices[0].API.Taints, 1)
+			})
+		}
+	}
+}
+
+// What was not recorded yet is published once it is.
+func TestAnInventoryIsPublishedWhenItIsRecorded(t *testing.T) {
+	b := newBench(t, time.Hour)
+	defer b.alive()()
+	b.watch()
+	b.waitReason("")
+	held, err := fileutil.LockFile(filepath.Join(b.cfg.DataDir(), "checkpoint.json.lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	require.NoError(t, err)
+	healthy := b.state.DevicePlugin.Inventory[0]
+	for i, condition := range []nodestate.Condition{{Health: nodestate.Unhealthy, Reason: gpu.ReasonXID}, {Health: nodestate.Healthy}} {
+		b.state.DevicePlugin.SwitchID = fmt.Sprint(i)
+		b.state.DevicePlugin.Inventory[0].Condition = condition
+		require.NoError(t, nodestate.Write(b.dir, b.state))
+		b.waitReason(gpu.ReasonXID) // the end of a fault can wait
+	}
+	require.NoError(t, held.Close())
+	b.waitReason(healthy.Reason)
+	require.Equal(t, "1", b.inventory().SwitchID)
+}
+
+func TestTheStateTellsWhichClaimsHoldNothing(t *testing.T) {
+	b := newBench(t, time.Hour)
+	require.NoError(t, b.preparer.Store.Save(&claim.Checkpoint{BootID: b.boot, Claims: []claim.Prepared{{UID: "uid", Namespace: "team", Name: "watch",
+		Devices: []claim.PreparedDevice{{Name: "gpu-0", UUID: "GPU-0", Admin: true, CDI: "k8s.gpuready.io/gpu=GPU-0"}}}}}))
+	_, err := b.UnprepareResourceClaims(t.Context(), nil)
+	require.NoError(t, err)
+	<-b.stateDue
+	require.NoError(t, b.writeState(t.Context(), withdrawal{}))
+	s, err := nodestate.ReadBoot(b.stateDir(nodestate.DRADriver), b.boot)
+	require.NoError(t, err)
+	require.Equal(t, []nodestate.ClaimedDevice{{Claim: "team/watch", GPU: "GPU-0"}}, s.DRADriver.AdminAccess)
 }

@@ -19,11 +19,13 @@ import (
 
 // PrepareResourceClaims prepares claims for the kubelet.
 func (p *Plugin) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
+	defer p.wakeState() // the claims with administrative access are in it
 	return p.preparer.Prepare(ctx, claims), nil
 }
 
 // UnprepareResourceClaims forgets claims for the kubelet.
 func (p *Plugin) UnprepareResourceClaims(ctx context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
+	defer p.wakeState()
 	return p.preparer.Unprepare(ctx, claims), nil
 }
 

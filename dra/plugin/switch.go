@@ -157,7 +157,8 @@ func (p *Plugin) checkWithdrawn(ctx context.Context) error {
 	return nil
 }
 
-// writeState writes this driver's state: who offers the GPUs, and which devices it keeps.
+// writeState writes this driver's state: who offers the GPUs, which devices it keeps, and
+// which claims hold nothing.
 func (p *Plugin) writeState(ctx context.Context, w withdrawal) error {
 	inv := p.inventory()
 	s := nodestate.State{Component: nodestate.DRADriver, BootID: p.boot, Phase: nodestate.Ready}
@@ -168,7 +169,7 @@ func (p *Plugin) writeState(ctx context.Context, w withdrawal) error {
 		}
 	}
 	return p.preparer.View(ctx, func(record *claim.Checkpoint, holder func(claim.KeptDevice) string) error {
-		info := &nodestate.DRADriverInfo{Serve: record.Serve, SwitchID: record.SwitchID, Devices: len(inv.Devices)}
+		info := &nodestate.DRADriverInfo{Serve: record.Serve, SwitchID: record.SwitchID, Devices: len(inv.Devices), AdminAccess: record.AdminAccess()}
 		for _, k := range record.Kept {
 			if record.Serve != nodestate.ServePlugin {
 				break

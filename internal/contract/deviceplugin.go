@@ -28,7 +28,7 @@ var devicePluginReasons = []group{
 		},
 		{
 			Reason:  "ResetNeeded",
-			Meaning: "the driver asks for a reset or more, or rows wait to be remapped; before Ampere, pages wait to be retired",
+			Meaning: "the driver asks for a reset or more, or faulty memory waits to be replaced on a GPU that needs the reset first",
 			Next: "reset it when no program uses it (`nvidia-smi --gpu-reset -i UUID`), or reboot the node; the plugin has " +
 				"released the GPU, so a reset is possible at once",
 		},
@@ -46,8 +46,13 @@ var devicePluginReasons = []group{
 		},
 		{
 			Reason:  "Unwatched",
-			Meaning: "its health cannot be watched, or no events are received yet since the start",
+			Meaning: "its health cannot be watched because of an error, or no events are received yet since the start",
 			Next:    "as the message says; it is healthy when the watch works",
+		},
+		{
+			Reason:  "FabricNotJoined",
+			Meaning: "it failed to join its NVLink fabric, or has not joined while other GPUs of the node have: CUDA does not start on it",
+			Next:    "see that the fabric manager runs; it is healthy when it has joined",
 		},
 		{
 			Reason:  "StateUnreadable",
@@ -84,6 +89,38 @@ var devicePluginReasons = []group{
 				"mps-daemon does not run on the node or has another configuration. In the state of mps-daemon: no resource is " +
 				"served, or not all are",
 			Next: "see the reasons of MPS below; it recovers when the daemon answers",
+		},
+	}},
+	{by: DevicePlugin, of: "a note on a GPU, which is allocated nevertheless", rows: []Reason{
+		{
+			Reason:  "RowRemapPending",
+			Meaning: "rows of faulty memory are replaced at the next reset, and not used until then (GA100, GH100, GB10x)",
+			Next:    "reset the GPU when it is idle; `health.pendingRemap: unhealthy` in the configuration keeps new work away",
+		},
+		{
+			Reason:  "NoXIDEvents",
+			Meaning: "the driver reports no XIDs of the GPU, as in vGPU guests and WSL: it is polled",
+			Next:    "nothing; errors show late, or only in programs",
+		},
+		{
+			Reason:  "RecoverIMEXDomain",
+			Meaning: "memory of other nodes cannot be used until nvidia-imex runs again; work within the node goes on",
+			Next:    "start nvidia-imex on all nodes of the IMEX domain",
+		},
+		{
+			Reason:  "DrainPeerToPeer",
+			Meaning: "the driver can say what it needs only once no program uses NVLink between GPUs",
+			Next:    "end the programs that use NVLink or UVM persistence between GPUs, then ask again (`nvidia-smi -q`)",
+		},
+		{
+			Reason:  "RecoveryAction",
+			Meaning: "the driver asks for a recovery that this version does not know",
+			Next:    "see `nvidia-smi -q`; upgrade gpuready",
+		},
+		{
+			Reason:  "FabricDegraded",
+			Meaning: "the NVLink fabric reports less bandwidth, a route that is unhealthy or recovers, or a wrong configuration",
+			Next:    "see `nvidia-smi -q`, section Fabric, and the log of the fabric manager or NMX",
 		},
 	}},
 	{by: DevicePlugin, of: "a device that is left out", rows: []Reason{

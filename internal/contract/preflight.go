@@ -26,6 +26,11 @@ var preflightReasons = []group{
 			Next:    "look for Xid lines in dmesg; docs/reasons.md says what each asks for; reboot the node",
 		},
 		{
+			Reason:  "FabricNotJoined",
+			Meaning: "unhealthy: the GPU failed to join its NVLink fabric, or has not joined while others of the node have",
+			Next:    "see that the fabric manager runs (on NVL72: the switch trays' NMX); if the GPU alone does not join, reset it",
+		},
+		{
 			Reason:  "Unreadable",
 			Meaning: "unhealthy: NVML fails on the GPU",
 			Next:    "see the log of gpu-device-plugin on this node",
@@ -37,13 +42,14 @@ var preflightReasons = []group{
 				"UUID`",
 		},
 		{
-			Reason:  "PCIeLinkDegraded",
-			Meaning: "unhealthy: fewer lanes, or an older generation under load, than GPU and slot support",
-			Next:    "reseat the GPU, look at riser and cable, and compare `lspci -vv` (LnkSta, LnkCap) with its neighbours",
+			Reason: "PCIeLinkDegraded",
+			Meaning: "unhealthy: fewer lanes, or an older generation under load, than GPU and slot support, or, where the slot is " +
+				"not visible, than most GPUs of its product on the node have",
+			Next: "reseat the GPU, look at riser and cable, and compare `lspci -vv` (LnkSta, LnkCap) with its neighbours",
 		},
 		{
 			Reason:  "NVLinkDown",
-			Meaning: "unhealthy: fewer links are up than on equal GPUs",
+			Meaning: "unhealthy: fewer links are up than on equal GPUs, in an earlier result, or in `topology` of `--thresholds`",
 			Next: "see `nvidia-smi nvlink -s` and the fabric manager's log; reset the GPU; if it stays so, look at bridge or " +
 				"baseboard",
 		},

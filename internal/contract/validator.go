@@ -173,7 +173,19 @@ var validatorReasons = []group{
 		{
 			Reason:  "CUDASampleFailed",
 			Meaning: "`vectoradd` failed on a GPU, or computed a wrong element; the message has both",
-			Next:    "repeat it: `CUDA_VISIBLE_DEVICES=UUID vectoradd`; if it fails again, take the GPU out of service",
+			Next: "repeat it: `CUDA_VISIBLE_DEVICES=UUID vectoradd`; if it fails again, take the GPU out of service. Without memory " +
+				"(error 2) on a GPU that nobody is seen to use: end what has it, or reset the GPU",
+		},
+		{
+			Reason: "GPUInUse",
+			Meaning: "note: GPUs are not proven now, since pods or processes use them, which the message names, or the kubelet " +
+				"does not tell. `vectoradd` was not run there, or found no room (error 2) or no access (46)",
+			Next: "nothing: it is tried again, and passes once they are free",
+		},
+		{
+			Reason:  "ComputeProhibited",
+			Meaning: "note: an administrator has set the compute mode PROHIBITED, in which nothing computes",
+			Next:    "nothing, if that is intended; else `nvidia-smi -i GPU -c DEFAULT`",
 		},
 		{
 			Reason:  "CUDASampleTimeout",

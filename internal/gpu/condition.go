@@ -10,6 +10,9 @@ type Condition struct {
 	Throttle []Throttle `json:"throttle,omitempty"` // why its clocks are below the maximum now
 	PCIe     PCIe       `json:"pcie"`
 	NVLinks  NVLinks    `json:"nvlinks"`
+	// C2CLinks counts the links in use between the GPU and the CPU of its module. GH200, GB200 and
+	// their successors move data over NVLink-C2C and not over PCIe.
+	C2CLinks int `json:"c2cLinks,omitempty"`
 }
 
 // ECC counts memory errors that could not be corrected.
@@ -28,9 +31,10 @@ type Rows struct {
 	Failed      bool `json:"failed"`      // one could not be remapped: there was no spare row left
 }
 
-// PCIe is the link between a GPU and the machine. The Max fields are the highest values
-// for this GPU in this slot. An idle GPU lowers the generation to save power, not the
-// width.
+// PCIe is the link between a GPU and the machine. MaxWidth is the GPU's own: the slot may
+// have fewer lanes. MaxGeneration is the highest for this GPU in this slot, and the GPU's own
+// where the slot is not visible, as in a virtual machine. An idle GPU lowers the generation to
+// save power, not the width.
 type PCIe struct {
 	Generation    int `json:"generation"`
 	MaxGeneration int `json:"maxGeneration"`

@@ -35,7 +35,7 @@ type Device struct {
 	Brand        string // as go-nvlib spells NVML's brand: "Nvidia", "GeForce"; "": not known
 	Architecture string // as go-nvlib spells NVML's architecture: "Hopper", "Ada Lovelace"; "": not known
 	PCI          PCIAddress
-	Minor        int    // N of /dev/nvidiaN
+	Minor        int    // N of /dev/nvidiaN; -1: not known
 	MemoryBytes  uint64 // total device memory
 	NUMANode     int    // -1: unknown or the machine has none
 	Compute      Compute
@@ -48,7 +48,24 @@ type Device struct {
 	Fabric       Fabric             // zero: it has joined none
 	FabricState  FabricState        // progress of joining the fabric
 	NVLink       NVLinkGroup        // zero: no NVLink leads to another GPU, or nobody has grouped the snapshot
+	Recovery     RecoveryAction     // what the driver asks for; "": it cannot be asked
+	Remap        Remap              // of faulty memory
 	Fault        Fault              // the fault found while reading; zero: none
+	Notes        []Note             // what people should know of it, though it may be allocated; sorted by Reason
+	// AddressingMode says how the GPU reaches memory of the CPU, as go-nvlib spells it: "HMM", "ATS", "None".
+	// "": the platform has no such mode, or it is not known.
+	AddressingMode string
+}
+
+// OfflinesPages reports whether the GPU keeps faulty memory out of use until rows are remapped, so that new
+// work may start meanwhile: GA100, GH100, GB10x (NVIDIA, "GPU Memory Error Management"; nvml.h at
+// nvmlDeviceGetRemappedRows). Others, such as GA10x and Ada, need the reset first.
+func (d Device) OfflinesPages() bool {
+	switch d.Compute {
+	case Compute{8, 0}, Compute{9, 0}, Compute{10, 0}, Compute{10, 3}:
+		return true
+	}
+	return false
 }
 
 // Compute is a CUDA compute capability, 9.0 for Hopper.
@@ -103,14 +120,15 @@ type Reason string
 
 // Reasons for which a GPU is not healthy.
 const (
-	ReasonXID         Reason = "XID"         // a critical XID was reported
-	ReasonLost        Reason = "GPULost"     // fell off the bus or NVML cannot reach it
-	ReasonECC         Reason = "ECC"         // uncorrectable memory error
-	ReasonRowRemap    Reason = "RowRemap"    // row remapping failed
-	ReasonUnreadable  Reason = "Unreadable"  // NVML failed on it in another way
-	ReasonUnwatched   Reason = "Unwatched"   // its health cannot be watched
-	ReasonResetNeeded Reason = "ResetNeeded" // the driver asks for a reset
-	ReasonMissing     Reason = "Missing"     // was there in this boot, is not any more
+	ReasonXID         Reason = "XID"             // a critical XID was reported
+	ReasonFabric      Reason = "FabricNotJoined" // it has not joined its NVLink fabric, though its siblings have
+	ReasonLost        Reason = "GPULost"         // fell off the bus or NVML cannot reach it
+	ReasonECC         Reason = "ECC"             // uncorrectable memory error
+	ReasonRowRemap    Reason = "RowRemap"        // row remapping failed
+	ReasonUnreadable  Reason = "Unreadable"      // NVML failed on it in another way
+	ReasonUnwatched   Reason = "Unwatched"       // its health cannot be watched
+	ReasonResetNeeded Reason = "ResetNeeded"     // the driver asks for a reset
+	ReasonMissing     Reason = "Missing"         // was there in this boot, is not any more
 )
 
 // Fault describes why a device cannot be used. The zero Fault means no fault.
@@ -119,6 +137,32 @@ type Fault struct {
 	Message string // for people, one sentence
 	XID     uint64 // with ReasonXID
 }
+
+// RecoveryAction names the action that the driver asks for to recover a GPU: nvmlDeviceGpuRecoveryAction_t,
+// which drivers report from R570 on. A number that this version does not know is "Action" with the number.
+type RecoveryAction string
+
+// The recovery actions.
+const (
+	RecoverNothing       RecoveryAction = "None"
+	RecoverReset         RecoveryAction = "GPUReset"
+	RecoverReboot        RecoveryAction = "NodeReboot"
+	RecoverDrainP2P      RecoveryAction = "DrainP2P"
+	RecoverDrainAndReset RecoveryAction = "DrainAndReset"
+	RecoverIMEXDomain    RecoveryAction = "RecoverIMEXDomain"
+	RecoverBusReset      RecoveryAction = "BusReset"
+	RecoverSystemReboot  RecoveryAction = "SystemReboot"
+)
+
+// Remap is the state of the GPU's faulty memory: of its rows, or before Ampere of its pages.
+type Remap string
+
+// The states of Remap, from good to bad.
+const (
+	RemapNone    Remap = ""        // nothing waits, or the GPU does not report it
+	RemapPending Remap = "Pending" // some are replaced at the next reset
+	RemapFailed  Remap = "Failed"  // one could not be replaced
+)
 
 // LinkKind is the kind of path between two GPUs, ordered from far to near.
 type LinkKind int

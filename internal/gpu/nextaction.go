@@ -22,6 +22,8 @@ func (f Fault) NextAction(id UUID) string {
 		return reset
 	case ReasonRowRemap:
 		return reset + "; if that does not help, have the GPU replaced"
+	case ReasonFabric:
+		return "see that the fabric manager (nvidia-fabricmanager; on NVL72 the switch trays' NMX) runs; if the GPU alone does not join, reset it when no program uses it"
 	case ReasonLost, ReasonMissing:
 		return reboot
 	}

@@ -51,6 +51,9 @@ var (
 	ErrInUse     = errors.New("the partition is in use")
 	ErrNoRoom    = errors.New("the GPU has no room for the partition there")
 	ErrNoMIGMode = errors.New("the GPU is not in MIG mode, or has no such profile or placement")
+	// ErrUnreachable means that the GPU is lost, not listed by the driver any more, or released for a
+	// reset. What was on it is gone after a reset.
+	ErrUnreachable = errors.New("the GPU cannot be reached")
 	// ErrLeftover means that something may be left of a partition that could not be created.
 	ErrLeftover = errors.New("something may be left of the partition")
 )

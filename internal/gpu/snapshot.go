@@ -14,7 +14,7 @@ func (s Snapshot) Clone() Snapshot {
 	s.Devices = slices.Clone(s.Devices)
 	for i := range s.Devices {
 		d := &s.Devices[i]
-		d.MIG, d.Profiles, d.Instances = slices.Clone(d.MIG), slices.Clone(d.Profiles), slices.Clone(d.Instances)
+		d.MIG, d.Profiles, d.Instances, d.Notes = slices.Clone(d.MIG), slices.Clone(d.Profiles), slices.Clone(d.Instances), slices.Clone(d.Notes)
 	}
 	s.Links = slices.Clone(s.Links)
 	return s
@@ -55,8 +55,8 @@ func (d Device) Equal(o Device) bool {
 		d.Brand == o.Brand && d.Architecture == o.Architecture &&
 		d.Minor == o.Minor && d.MemoryBytes == o.MemoryBytes && d.NUMANode == o.NUMANode &&
 		d.Compute == o.Compute && d.ComputeMode == o.ComputeMode && d.NVLink == o.NVLink && d.MIGCapable == o.MIGCapable && d.MIGEnabled == o.MIGEnabled &&
-		d.Fault == o.Fault && d.Fabric == o.Fabric && d.FabricState == o.FabricState && slices.Equal(d.MIG, o.MIG) &&
-		slices.Equal(d.Instances, o.Instances) && slices.EqualFunc(d.Profiles, o.Profiles, PartitionProfile.Equal)
+		d.AddressingMode == o.AddressingMode && d.Fault == o.Fault && d.Fabric == o.Fabric && d.FabricState == o.FabricState && slices.Equal(d.MIG, o.MIG) &&
+		d.Recovery == o.Recovery && d.Remap == o.Remap && slices.Equal(d.Notes, o.Notes) && slices.Equal(d.Instances, o.Instances) && slices.EqualFunc(d.Profiles, o.Profiles, PartitionProfile.Equal)
 }
 
 // String returns the capability as CUDA writes it: "9.0".

@@ -23,6 +23,9 @@ type Action string
 const (
 	ActionIgnore    Action = "ignore"    // it is reported, and the GPU's health does not change
 	ActionUnhealthy Action = "unhealthy" // the GPU is not allocated
+	// ActionAsk leaves the decision to the driver: the GPU becomes unhealthy if the driver then asks
+	// for a recovery of the GPU, or if it cannot be asked, because it is older than R570.
+	ActionAsk Action = "ask"
 )
 
 // Recovery is the evidence needed before a GPU that is unhealthy after an error may be
@@ -48,6 +51,7 @@ type XIDInfo struct {
 	// driver names with it: the affected engines and memory belong to that instance
 	// alone. Its compute instances share them.
 	Contained bool
+	Hardware  bool   // the GPU is at fault and not the program, though ending the program ends the error
 	Advice    string // the immediate action in NVIDIA's catalogue, in its words; "": none
 	Source    XIDSource
 	Note      string // the reason for the default, if class and advice do not explain it
@@ -70,6 +74,9 @@ const (
 	SourceMemory
 	// SourceGPUd is leptonai/gpud, components/accelerator/nvidia/xid.
 	SourceGPUd
+	// SourceDriver is the list of errors in NVIDIA/open-gpu-kernel-modules,
+	// src/common/sdk/nvidia/inc/nverror.h, up to 595.45.04.
+	SourceDriver
 )
 
 // XIDs returns all known XIDs, by number.

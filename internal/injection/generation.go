@@ -1,6 +1,9 @@
 package injection
 
-import "strings"
+import (
+	"cmp"
+	"strings"
+)
 
 // Generation names the set of things to inject. whole identifies all of it, base all
 // but the device nodes of MIG instances; base is "" if those are needed to see the
@@ -33,6 +36,12 @@ func Current(given, now string, extent Extent) bool {
 	givenBase, givenWhole := parts(given)
 	nowBase, nowWhole := parts(now)
 	return givenWhole == nowWhole || extent == Base && givenBase != "" && givenBase == nowBase
+}
+
+// BaseOf returns the part of a generation that MIG instances do not change.
+func BaseOf(generation string) string {
+	base, whole := parts(generation)
+	return cmp.Or(base, whole)
 }
 
 func parts(generation string) (base, whole string) {

@@ -8,11 +8,12 @@ import (
 )
 
 // MaxGPUs bounds DevicePluginInfo.Inventory, and MaxMIGDevices the MIG devices, profiles and GPU
-// instances of one GPU. A GPU has at most MaxSlices memory slices.
+// instances of one GPU. A GPU has at most MaxSlices memory slices and MaxNotes notes.
 const (
 	MaxGPUs       = 256
 	MaxMIGDevices = 64
 	MaxSlices     = 16
+	MaxNotes      = 16
 )
 
 // LayoutName is the name of a file beside the device plugin's state that it replaces after it has
@@ -44,7 +45,19 @@ type GPU struct {
 	// then creates and destroys them on request: see package partition.
 	Profiles  []MIGProfile  `json:"profiles,omitempty"`
 	Instances []GPUInstance `json:"instances,omitempty"`
+	Notes     []Note        `json:"notes,omitempty"` // at most MaxNotes
+	// AddressingMode says how the GPU reaches the CPU's memory: "HMM", "ATS" or "None". "": it is not known.
+	AddressingMode string `json:"addressingMode,omitempty"`
+	// Whole is the condition of what all parts of a GPU in MIG mode share, and so of a GPU instance that is
+	// created next. Condition has the faults of single GPU instances besides. nil: it is the same.
+	Whole *Condition `json:"whole,omitempty"`
 	Condition
+}
+
+// Note is something that people should know about a GPU that may be allocated nevertheless.
+type Note struct {
+	Reason  gpu.Reason `json:"reason"`
+	Message string     `json:"message"`
 }
 
 // Sharing describes how claims share a GPU or MIG device, by the device plugin's configuration.
@@ -76,6 +89,27 @@ type GPUInstance struct {
 	Profile int `json:"profile"` // ID of its MIGProfile
 	Start   int `json:"start"`   // its first memory slice
 	Size    int `json:"size"`    // memory slices
+	// Condition is the health of the instance; nil: it is the same as that of the whole GPU.
+	Condition *Condition `json:"condition,omitempty"`
+}
+
+// WholeCondition returns the condition of what all parts of the GPU share.
+func (g GPU) WholeCondition() Condition {
+	if g.Whole != nil {
+		return *g.Whole
+	}
+	return g.Condition
+}
+
+// ConditionAt returns the condition of a GPU instance of a profile at a memory slice, whether it exists or
+// not: that of the whole GPU, or of the instance that is there.
+func (g GPU) ConditionAt(profile, start, size int) Condition {
+	for _, i := range g.Instances {
+		if i.Profile == profile && i.Start == start && i.Size == size && i.Condition != nil {
+			return *i.Condition
+		}
+	}
+	return g.WholeCondition()
 }
 
 // MIGDevice is a MIG device of a GPU in the inventory.
@@ -170,12 +204,26 @@ func (v *validation) inventory(all []GPU) {
 		v.text(at+".nvlinkNearest", string(g.NVLinkNearest), 64)
 		v.text(at+".fabricClique", g.FabricClique, 64)
 		v.sharing(at+".sharing", g.Sharing)
+		v.text(at+".addressingMode", g.AddressingMode, 64)
 		v.condition(at, g.Condition)
+		if g.Whole != nil {
+			v.condition(at+".whole", *g.Whole)
+		}
 		if len(g.MIG) > MaxMIGDevices {
 			v.fail(at+".mig", fmt.Sprintf("%d MIG devices, at most %d are allowed", len(g.MIG), MaxMIGDevices))
 			return
 		}
 		v.partitions(at, g)
+		if len(g.Notes) > MaxNotes {
+			v.fail(at+".notes", fmt.Sprintf("%d notes, at most %d are allowed", len(g.Notes), MaxNotes))
+			return
+		}
+		for j, n := range g.Notes {
+			at := fmt.Sprintf("%s.notes[%d]", at, j)
+			v.name(at+".reason", string(n.Reason))
+			v.reason(at+".reason", string(n.Reason))
+			v.text(at+".message", n.Message, maxMessage)
+		}
 		for j, m := range g.MIG {
 			at := fmt.Sprintf("%s.mig[%d]", at, j)
 			v.name(at+".uuid", string(m.UUID))
@@ -195,25 +243,35 @@ func (v *validation) partitions(at string, g GPU) {
 		v.fail(at+".profiles", fmt.Sprintf("%d profiles and %d instances, at most %d are allowed", len(g.Profiles), len(g.Instances), MaxMIGDevices))
 		return
 	}
-	placed := func(at string, start, size int) {
-		if start < 0 || size <= 0 || start+size > MaxSlices {
-			v.fail(at, fmt.Sprintf("memory slices %d to %d are not among the first %d", start, start+size-1, MaxSlices))
-		}
-	}
 	for j, p := range g.Profiles {
-		at := fmt.Sprintf("%s.profiles[%d]", at, j)
-		v.name(at+".name", p.Name)
-		if p.ID < 0 || p.Slices <= 0 || p.Slices > MaxSlices || p.Count <= 0 || p.Count > MaxSlices || len(p.Starts) > MaxSlices {
-			v.fail(at, fmt.Sprintf("id %d, slices %d, instances %d or %d starts are out of range", p.ID, p.Slices, p.Count, len(p.Starts)))
-		}
-		for _, start := range p.Starts {
-			placed(at+".starts", start, p.Size)
-		}
+		v.profile(fmt.Sprintf("%s.profiles[%d]", at, j), p)
 	}
 	for j, i := range g.Instances {
-		at := fmt.Sprintf("%s.instances[%d]", at, j)
-		v.instance(at+".id", i.ID)
-		placed(at, i.Start, i.Size)
+		v.placedInstance(fmt.Sprintf("%s.instances[%d]", at, j), i)
+	}
+}
+
+func (v *validation) profile(at string, p MIGProfile) {
+	v.name(at+".name", p.Name)
+	if p.ID < 0 || p.Slices <= 0 || p.Slices > MaxSlices || p.Count <= 0 || p.Count > MaxSlices || len(p.Starts) > MaxSlices {
+		v.fail(at, fmt.Sprintf("id %d, slices %d, instances %d or %d starts are out of range", p.ID, p.Slices, p.Count, len(p.Starts)))
+	}
+	for _, start := range p.Starts {
+		v.placement(at+".starts", start, p.Size)
+	}
+}
+
+func (v *validation) placedInstance(at string, i GPUInstance) {
+	v.instance(at+".id", i.ID)
+	v.placement(at, i.Start, i.Size)
+	if i.Condition != nil {
+		v.condition(at+".condition", *i.Condition)
+	}
+}
+
+func (v *validation) placement(at string, start, size int) {
+	if start < 0 || size <= 0 || start+size > MaxSlices {
+		v.fail(at, fmt.Sprintf("memory slices %d to %d are not among the first %d", start, start+size-1, MaxSlices))
 	}
 }
 

@@ -153,6 +153,9 @@ type DevicePluginInfo struct {
 	// MIG is MIGDynamic if the device plugin creates and destroys partitions of GPUs in MIG mode on
 	// request; "" or MIGExisting: it does not.
 	MIG string `json:"mig,omitempty"`
+	// LayoutRead is the time at which the reading of the GPUs began that first showed the present GPU
+	// instances of the inventory. zero: there was none, or written by an earlier version.
+	LayoutRead time.Time `json:"layoutRead,omitzero"`
 	// SwitchID identifies the latest change of Serve, which gpu-dra-driver repeats when it has
 	// followed. "": Serve is as it was at the start of this boot.
 	SwitchID string `json:"switchID,omitempty"`
@@ -212,6 +215,9 @@ type MPSInfo struct {
 	// Claimed lists the GPUs whose compute mode the writer has set, or is about to
 	// set, and has not restored.
 	Claimed []gpu.UUID `json:"claimed,omitempty"`
+	// ClaimsLost reports that a state of this boot could not be read, so that Claimed may lack GPUs whose
+	// mode an earlier process has set.
+	ClaimsLost bool `json:"claimsLost,omitempty"`
 }
 
 // MPSResource is the control daemon of one resource.
@@ -332,26 +338,35 @@ var (
 // gone, because the old state is no longer true: see record.Replace.
 func Write(dir string, s State) error {
 	path := filepath.Join(dir, FileName)
+	data, err := s.encode()
+	if err != nil {
+		return errors.Join(fmt.Errorf("write %s: %w", path, err), record.Clear(path))
+	}
+	return record.Replace(path, data)
+}
+
+// encode returns the content of a file with the state.
+func (s State) encode() ([]byte, error) {
 	s.Version, s.Time = Version, time.Now().UTC()
 	if s.BootID == "" {
 		boot, err := BootID()
 		if err != nil {
-			return err
+			return nil, err
 		}
 		s.BootID = boot
 	}
 	s = s.sanitized()
 	if err := s.validate(); err != nil {
-		return fmt.Errorf("write %s: %w", path, err)
+		return nil, err
 	}
 	data, err := json.MarshalIndent(s, "", "  ")
 	if err != nil {
-		return fmt.Errorf("write %s: %w", path, err)
+		return nil, err
 	}
 	if len(data) >= MaxBytes {
-		return fmt.Errorf("write %s: the state has %d bytes, no more than %d may be written", path, len(data), MaxBytes)
+		return nil, fmt.Errorf("the state has %d bytes, no more than %d may be written", len(data), MaxBytes)
 	}
-	return record.Replace(path, append(data, '\n'))
+	return append(data, '\n'), nil
 }
 
 // Read returns the state in dir, if it was written in this boot.

@@ -227,6 +227,39 @@ func TestWriteRejectsInvalidState(t *testing.T) {
 		big.Toolkit.Specs[0].Devices = append(big.Toolkit.Specs[0].Devices, strings.Repeat("x", 250))
 	}
 	require.ErrorContains(t, Write(dir, big), "no more than")
+
+	// What was written before would go on saying that all is well.
+	require.NoError(t, Write(dir, State{Component: Toolkit, Phase: Ready}))
+	require.Error(t, Write(dir, State{Component: Toolkit, Phase: "Fine"}))
+	_, err = Read(dir)
+	require.ErrorIs(t, err, ErrUnwritten)
+	require.NoError(t, Write(dir, State{Component: Toolkit, Phase: Ready}))
+	require.Error(t, Write(dir, big))
+	_, err = Read(dir)
+	require.ErrorIs(t, err, ErrUnwritten)
+}
+
+// A driver that reports one profile, instance or name that nobody can describe must not keep the whole node's
+// state from being written.
+func TestWhatADriverReportsAmissIsLeftOut(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "deviceplugin")
+	s := plugin()
+	g := &s.DevicePlugin.Inventory[0]
+	good := MIGProfile{ID: 19, Name: "1g.10gb", Slices: 1, Size: 1, Count: 7, Starts: []int{0, 1}}
+	nameless, none, wide, outside := good, good, good, good
+	nameless.Name, none.Count, wide.Slices, outside.Starts = "", 0, MaxSlices+1, []int{MaxSlices}
+	g.Profiles = []MIGProfile{nameless, good, none, wide, outside}
+	g.Instances = []GPUInstance{{ID: -1, Start: 0, Size: 1}, {ID: 1, Profile: 19, Start: 1, Size: 1}, {ID: 2, Start: 0, Size: 0}}
+	g.Brand, g.Architecture, g.ComputeMode = strings.Repeat("x", 200), "a\x00b", "DEFAULT\n"
+	require.NoError(t, Write(dir, s))
+	require.Len(t, g.Profiles, 5, "the caller's state is not touched")
+	got, err := Read(dir)
+	require.NoError(t, err)
+	read := got.DevicePlugin.Inventory[0]
+	require.Equal(t, []MIGProfile{good}, read.Profiles)
+	require.Equal(t, []GPUInstance{{ID: 1, Profile: 19, Start: 1, Size: 1}}, read.Instances)
+	require.Len(t, read.Brand, 64)
+	require.Equal(t, "a b", read.Architecture)
 }
 
 func TestWatchDeliversEveryState(t *testing.T) {

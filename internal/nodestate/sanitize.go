@@ -57,6 +57,11 @@ func (s State) sanitized() State {
 		for j := range devices {
 			devices[j].Message = record.Clean(devices[j].Message, maxMessage)
 			devices[j].Action = record.Clean(devices[j].Action, maxMessage)
+			if m := devices[j].MIG; m != nil {
+				described := *m
+				described.Profile = record.Clean(m.Profile, maxWord)
+				devices[j].MIG = &described
+			}
 		}
 		p.Resources[i].Devices = devices
 	}
@@ -68,11 +73,17 @@ func (s State) sanitized() State {
 	for i := range p.Inventory {
 		g := &p.Inventory[i]
 		g.Condition = g.sanitized()
-		g.Product = record.Clean(g.Product, maxName)
+		g.sanitizeModel()
+		g.Notes = slices.Clone(g.Notes[:min(len(g.Notes), MaxNotes)])
+		for j := range g.Notes {
+			g.Notes[j].Message = record.Clean(g.Notes[j].Message, maxMessage)
+		}
 		g.MIG = slices.Clone(g.MIG)
 		for j := range g.MIG {
 			g.MIG[j].Condition = g.MIG[j].sanitized()
+			g.MIG[j].Profile = record.Clean(g.MIG[j].Profile, maxWord)
 		}
+		g.sanitizePartitions()
 	}
 	p.Faults = slices.Clone(p.Faults)
 	for i := range p.Faults {
@@ -85,6 +96,41 @@ func (s State) sanitized() State {
 func (c Condition) sanitized() Condition {
 	c.Message, c.Action = record.Clean(c.Message, maxMessage), record.Clean(c.Action, maxMessage)
 	return c
+}
+
+// sanitizeModel cleans the texts that the driver reports about a GPU.
+func (g *GPU) sanitizeModel() {
+	g.Product = record.Clean(g.Product, maxName)
+	for _, text := range []*string{&g.Brand, &g.Architecture, &g.ComputeMode, &g.AddressingMode, &g.FabricClique} {
+		*text = record.Clean(*text, maxWord)
+	}
+	if g.Whole != nil {
+		whole := g.Whole.sanitized()
+		g.Whole = &whole
+	}
+}
+
+// sanitizePartitions drops the profiles and GPU instances that cannot be described. A driver that reports
+// one must not keep all other GPUs from being described.
+func (g *GPU) sanitizePartitions() {
+	fits := func(check func(*validation)) bool {
+		v := &validation{}
+		check(v)
+		return v.err == nil
+	}
+	g.Profiles = slices.Clone(g.Profiles)
+	for i := range g.Profiles {
+		g.Profiles[i].Name = record.Clean(g.Profiles[i].Name, maxWord)
+	}
+	g.Profiles = slices.DeleteFunc(g.Profiles, func(p MIGProfile) bool { return !fits(func(v *validation) { v.profile("", p) }) })
+	g.Instances = slices.Clone(g.Instances)
+	for i, one := range g.Instances {
+		if one.Condition != nil {
+			c := one.Condition.sanitized()
+			g.Instances[i].Condition = &c
+		}
+	}
+	g.Instances = slices.DeleteFunc(g.Instances, func(i GPUInstance) bool { return !fits(func(v *validation) { v.placedInstance("", i) }) })
 }
 
 func sanitizeWithheld(all []Withheld) []Withheld {

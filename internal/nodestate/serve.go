@@ -19,6 +19,21 @@ type Withheld struct {
 	Reason  gpu.Reason `json:"reason"`
 	Message string     `json:"message,omitempty"` // who holds it
 	Since   time.Time  `json:"since,omitzero"`    // of Reason
+	// Namespace is the namespace of the pods and claims that Message names: see MayShow. "": not known,
+	// as in what earlier versions have written.
+	Namespace string `json:"namespace,omitempty"`
+}
+
+// The values of Withheld.Namespace that are no namespace.
+const (
+	SeveralNamespaces = "*" // there are holders of several, or of unknown ones
+	NoNamespace       = "-" // Message names no pod and no claim
+)
+
+// MayShow reports whether Message may be shown in a namespace. One that names others is for the
+// administrator alone.
+func (w Withheld) MayShow(namespace string) bool {
+	return w.Namespace == NoNamespace || w.Namespace != "" && w.Namespace == namespace
 }
 
 // DRADriverInfo describes what gpu-dra-driver offers, and what it has not released since the device
@@ -34,6 +49,18 @@ type DRADriverInfo struct {
 	// hold them, or may still be prepared with them. A released device is never given to a claim
 	// until the device plugin's state has another SwitchID.
 	Kept []Withheld `json:"kept,omitempty"`
+	// AdminAccess lists the devices that claims have with administrative access, which holds nothing. The
+	// kubelet's account does not tell it from other access. It has at most MaxAdminAccess entries.
+	AdminAccess []ClaimedDevice `json:"adminAccess,omitempty"`
+}
+
+// MaxAdminAccess bounds DRADriverInfo.AdminAccess.
+const MaxAdminAccess = 256
+
+// ClaimedDevice is a device of a ResourceClaim.
+type ClaimedDevice struct {
+	Claim string   `json:"claim"` // namespace/name
+	GPU   gpu.UUID `json:"gpu"`   // or MIG device
 }
 
 // withheld checks the devices that are withheld.
@@ -51,6 +78,7 @@ func (v *validation) withheld(field string, all []Withheld) {
 		}
 		v.reason(at+".reason", string(w.Reason))
 		v.text(at+".message", w.Message, maxMessage)
+		v.text(at+".namespace", w.Namespace, maxName)
 	}
 }
 
@@ -65,4 +93,13 @@ func (v *validation) draDriver(d *DRADriverInfo) {
 	v.serve("draDriver.serve", d.Serve)
 	v.text("draDriver.switchID", d.SwitchID, 64)
 	v.withheld("draDriver.kept", d.Kept)
+	if len(d.AdminAccess) > MaxAdminAccess {
+		v.fail("draDriver.adminAccess", fmt.Sprintf("%d devices, at most %d are allowed", len(d.AdminAccess), MaxAdminAccess))
+		return
+	}
+	for i, a := range d.AdminAccess {
+		at := fmt.Sprintf("draDriver.adminAccess[%d]", i)
+		v.text(at+".claim", a.Claim, maxMissedBytes)
+		v.name(at+".gpu", string(a.GPU))
+	}
 }

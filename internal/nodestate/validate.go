@@ -16,6 +16,7 @@ const (
 	maxMessage     = 4096
 	maxPath        = 4096 // PATH_MAX
 	maxName        = 256
+	maxWord        = 64
 	maxMissedBytes = 384 // fits the longest namespace (63), pod (253) and container (63)
 	// maxReplicas is the number of devices that the kubelet accepts of one resource.
 	maxReplicas = 50000

@@ -20,10 +20,10 @@ type Maker interface {
 	Instances(ctx context.Context, id gpu.UUID) ([]gpu.Instance, error)
 	// CreatePartition creates a partition at a placement, or leaves nothing of it. Its error
 	// wraps one of the errors of package gpu: ErrLeftover, ErrNoRoom, ErrNoMIGMode,
-	// ErrNoPermission, or none of them.
+	// ErrNoPermission, ErrUnreachable, or none of them.
 	CreatePartition(ctx context.Context, at gpu.Placement) (gpu.Partition, error)
 	// DestroyPartition destroys what is at a placement. That nothing is there is no error.
-	// ErrInUse: a process uses it.
+	// ErrInUse: a process uses it. ErrUnreachable: it may be there when the GPU returns.
 	DestroyPartition(ctx context.Context, at gpu.Placement) error
 }
 
@@ -45,7 +45,7 @@ var codes = []struct {
 	err  error
 }{
 	{"Leftover", gpu.ErrLeftover}, {"InUse", gpu.ErrInUse}, {"NoRoom", gpu.ErrNoRoom}, {"NoMIGMode", gpu.ErrNoMIGMode},
-	{"NoPermission", gpu.ErrNoPermission}, {"Unavailable", ErrUnavailable}, {"Failed", errFailed},
+	{"NoPermission", gpu.ErrNoPermission}, {"Unreachable", gpu.ErrUnreachable}, {"Unavailable", ErrUnavailable}, {"Failed", errFailed},
 }
 
 // errFailed is another failure, after which nothing is left.

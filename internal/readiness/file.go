@@ -73,6 +73,9 @@ func (p Proof) encode(l Layer) ([]byte, error) {
 	}
 	f.add("SECONDS_BY_GPU", join(p.Seconds, func(v float64) string { return strconv.FormatFloat(v, 'f', -1, 64) }))
 	f.add("RESOURCES", join(p.Resources, strconv.Itoa))
+	if len(p.Unproven) > 0 {
+		f.add("UNPROVEN_BY_GPU", join(p.Unproven, func(r gpu.Reason) string { return string(r) }))
+	}
 	return f.bytes()
 }
 
@@ -160,6 +163,19 @@ func decodeProof(v map[string]string, l Layer) (*Proof, error) {
 	})
 	if err != nil {
 		return nil, fmt.Errorf("%w: RESOURCES: %w", ErrInvalid, err)
+	}
+	err = split(v["UNPROVEN_BY_GPU"], func(key, value string) error {
+		if !reasonPattern().MatchString(value) {
+			return fmt.Errorf("%q is not one CamelCase word", value)
+		}
+		if p.Unproven == nil {
+			p.Unproven = map[gpu.UUID]gpu.Reason{}
+		}
+		p.Unproven[gpu.UUID(key)] = gpu.Reason(value)
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("%w: UNPROVEN_BY_GPU: %w", ErrInvalid, err)
 	}
 	return p, nil
 }

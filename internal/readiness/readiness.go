@@ -76,6 +76,9 @@ type Proof struct {
 	Summary   string               // one line for people
 	Seconds   map[gpu.UUID]float64 // how long vectoradd ran on each GPU or MIG device (layer cuda)
 	Resources map[string]int       // allocatable devices, by resource name
+	// Unproven lists the GPUs and MIG devices that could not be tried, with the reason: others use
+	// them (layer cuda). GPUs does not count them.
+	Unproven map[gpu.UUID]gpu.Reason
 }
 
 // NotReady describes why a layer is not ready.

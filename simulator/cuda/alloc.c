@@ -139,7 +139,7 @@ EXPORT CUresult cuMemAdvise(CUdeviceptr p, size_t n, int advice, CUdevice device
 EXPORT CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
 {
 	CONTEXT_OR_RETURN;
-	uint64_t taken = c->device->mig ? 0 : c->device->info.memory_used;
+	uint64_t taken = memory_taken(c->device);
 
 	if (!free_bytes || !total)
 		return CUDA_ERROR_INVALID_VALUE;

@@ -65,17 +65,20 @@ void context_fail(struct context *c, CUresult code, const char *message)
 	report(c->device, code, message);
 }
 
-struct context *new_context(int ordinal, unsigned flags)
+CUresult new_context(int ordinal, unsigned flags, struct context **out)
 {
 	static uint64_t ids;
 	struct context *c = calloc(1, sizeof *c);
+	CUresult rc = c ? occupy(&driver.device[ordinal]) : CUDA_ERROR_OUT_OF_MEMORY;
 
-	if (!c)
-		return NULL;
+	if (rc) {
+		free(c);
+		return rc;
+	}
 	*c = (struct context){.device = &driver.device[ordinal], .ordinal = ordinal, .flags = flags, .id = ++ids,
 	                      .stack = 1024, .printf_fifo = 1 << 20, .heap = 8 << 20, .next = driver.contexts};
-	driver.contexts = c;
-	return c;
+	driver.contexts = *out = c;
+	return CUDA_SUCCESS;
 }
 
 /* driver.lock is held. */
@@ -92,6 +95,7 @@ void destroy_context(struct context *c)
 	memory_free_context(c);
 	if (c->device->primary == c)
 		c->device->primary = NULL;
+	vacate(c->device);
 	free(c);
 }
 
@@ -115,11 +119,12 @@ EXPORT CUresult cuCtxCreate_v2(CUcontext *out, unsigned flags, CUdevice ordinal)
 	if (depth == STACK)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	pthread_mutex_lock(&driver.lock);
-	struct context *c = new_context(ordinal, flags);
+	struct context *c;
 
+	rc = new_context(ordinal, flags, &c);
 	pthread_mutex_unlock(&driver.lock);
-	if (!c)
-		return CUDA_ERROR_OUT_OF_MEMORY;
+	if (rc)
+		return rc;
 	*out = stack[depth++] = c;
 	return CUDA_SUCCESS;
 }

@@ -15,6 +15,8 @@ struct device {
 	unsigned gpu;         /* index in the state file */
 	struct gpusim_gpu info; /* as it was at cuInit */
 	bool mig;             /* one compute instance of the GPU */
+	unsigned gi;          /* its GPU instance */
+	unsigned contexts;    /* of this process; driver.lock is held */
 	char uuid[80];        /* "GPU-…" or "MIG-…" */
 	char name[128];
 	uint64_t memory, used; /* bytes; used: by this process */
@@ -96,8 +98,13 @@ CUresult current_context(struct context **out);
 CUresult check_context(CUcontext ctx);
 struct context *find_context(CUcontext c); /* NULL: not one of ours; driver.lock is held */
 void context_fail(struct context *c, CUresult code, const char *message);
-struct context *new_context(int ordinal, unsigned flags);
+CUresult new_context(int ordinal, unsigned flags, struct context **out);
 void destroy_context(struct context *c);
+
+/* occupy.c: what others do with a GPU */
+uint64_t memory_taken(const struct device *d); /* by others */
+CUresult occupy(struct device *d);             /* for a context; driver.lock is held */
+void vacate(struct device *d);                 /* the context is gone; likewise */
 
 /* memory.c */
 enum alloc_kind { ALLOC_DEVICE, ALLOC_HOST, ALLOC_REGISTERED, ALLOC_MANAGED };

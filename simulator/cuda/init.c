@@ -66,6 +66,7 @@ static void mig_device(struct device *d, unsigned index, const struct gpusim_gpu
 
 	whole_gpu(d, index, g);
 	d->mig = true;
+	d->gi = gi->id;
 	snprintf(d->uuid, sizeof d->uuid, "%s", ci->uuid);
 	snprintf(d->name, sizeof d->name, "%s MIG %s", g->name, ci->name);
 	d->memory = p->memory_mb << 20;

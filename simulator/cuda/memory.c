@@ -114,8 +114,7 @@ static CUresult place(struct alloc *a, uint32_t align)
 		a->address = (uint64_t)(uintptr_t)a->host;
 		return a->host ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 	}
-	uint64_t free_now = d->memory - d->used;
-	uint64_t others = d->mig ? 0 : d->info.memory_used;
+	uint64_t free_now = d->memory - d->used, others = memory_taken(d);
 
 	free_now = free_now > others ? free_now - others : 0;
 	if (a->size > free_now || charge(a) > free_now || !reserve(d))

@@ -14,15 +14,13 @@ EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice ordinal)
 		return CUDA_ERROR_UNKNOWN;
 	pthread_mutex_lock(&driver.lock);
 	if (!d->primary) {
-		d->primary = new_context(ordinal, d->primary_flags);
-		if (d->primary)
+		rc = new_context(ordinal, d->primary_flags, &d->primary);
+		if (!rc)
 			d->primary->primary = true;
 	}
-	if (d->primary) {
+	if (!rc) {
 		d->primary->refs++;
 		*out = d->primary;
-	} else {
-		rc = CUDA_ERROR_OUT_OF_MEMORY;
 	}
 	pthread_mutex_unlock(&driver.lock);
 	return rc;

@@ -61,6 +61,8 @@ type gpuStatus struct {
 	Throttle    []string    `json:"throttle,omitempty"`
 	LinksDown   []uint32    `json:"linksDown,omitempty"`
 	Load        uint32      `json:"load,omitempty"` // percent
+	ComputeMode string      `json:"computeMode,omitempty"`
+	Processes   []uint32    `json:"processes,omitempty"` // PIDs
 	MIG         bool        `json:"mig"`
 	MIGDevices  []migStatus `json:"migDevices,omitempty"`
 }
@@ -119,6 +121,12 @@ func describe(s *state.State, m *root.Manifest) *driverStatus {
 			NUMANode: g.NumaNode, MemoryBytes: g.MemoryTotal, Lost: state.LostWay(g.Lost), Recovery: g.RecoveryAction,
 			Corrected: sum(g.EccVolatile[0]), Uncorrected: sum(g.EccVolatile[1]), MIG: g.MigCurrent != 0,
 			WrongEvery: g.WrongEvery, PCIeGen: g.PcieGenLimit, PCIeWidth: g.PcieWidthLimit, Throttle: state.ThrottleNames(g.Throttle), Load: g.Load,
+			ComputeMode: state.ComputeModeName(g.ComputeMode),
+		}
+		for _, p := range g.Proc {
+			if p.Used != 0 {
+				line.Processes = append(line.Processes, p.Pid)
+			}
 		}
 		if g.MemfaultKind != state.MemfaultNone {
 			line.Memfault = state.MemfaultName(g.MemfaultKind)
@@ -205,6 +213,12 @@ func (g gpuStatus) condition() string {
 	}
 	if g.Recovery != 0 {
 		parts = append(parts, "needs reset")
+	}
+	if g.ComputeMode != "" {
+		parts = append(parts, g.ComputeMode)
+	}
+	if n := len(g.Processes); n > 0 {
+		parts = append(parts, fmt.Sprintf("%d processes", n))
 	}
 	if g.MIG {
 		parts = append(parts, "MIG")

@@ -1,8 +1,9 @@
 /*
  * A stand-in for NVIDIA's MPS control daemon, with the commands and messages of the real
  * one (docs.nvidia.com/deploy/mps, and the manual page): it runs, keeps the settings that it is
- * given, answers them, and ends. No CUDA process ever becomes its client – the
- * simulated libcuda shares nothing between processes – so it has no servers.
+ * given, answers them, and ends. It starts no server. In its place it keeps the open
+ * file of each GPU that a client of the simulated libcuda gives it (simulator/cuda/occupy.c):
+ * a lock on that file stands for the server's context, which lasts until the daemon ends.
  *
  *   nvidia-cuda-mps-control -d        start in the background
  *   nvidia-cuda-mps-control -f        start in the foreground
@@ -29,6 +30,8 @@
 #include <unistd.h>
 
 #define DEVICES 16
+
+static int servers[DEVICES] = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
 
 static struct {
 	double threads;            /* default active thread percentage */
@@ -121,6 +124,33 @@ static int answer(char *command, char *out, size_t size)
 	return 1;
 }
 
+/* receive reads a command, and the open file that comes with it; -1: there is none. */
+static ssize_t receive(int peer, char *command, size_t size, int *file)
+{
+	char control[CMSG_SPACE(sizeof(int))];
+	struct iovec data = {command, size};
+	struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+	ssize_t n = recvmsg(peer, &message, MSG_CMSG_CLOEXEC);
+	struct cmsghdr *header = n > 0 ? CMSG_FIRSTHDR(&message) : NULL;
+	*file = -1;
+	if (header && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS && header->cmsg_len == CMSG_LEN(sizeof *file))
+		memcpy(file, CMSG_DATA(header), sizeof *file);
+	return n;
+}
+
+/* keep stands for the server of a GPU; an earlier file of it is closed. */
+static void keep(const char *command, int file)
+{
+	unsigned device = DEVICES;
+	if (sscanf(command, "simulated_server %u", &device) != 1 || device >= DEVICES) {
+		close(file);
+		return;
+	}
+	if (servers[device] >= 0)
+		close(servers[device]);
+	servers[device] = file;
+}
+
 /*
  * serve answers one connection after another, one line each, until it is told to
  * quit. The socket is gone before the one who said so gets its answer.
@@ -136,9 +166,14 @@ static void serve(int listener, const char *path)
 				continue;
 			break;
 		}
-		ssize_t n = recv(peer, command, sizeof command - 1, 0);
-		if (n > 0) {
+		int file;
+		ssize_t n = receive(peer, command, sizeof command - 1, &file);
+		if (n > 0)
 			command[n] = '\0';
+		if (n > 0 && file >= 0) {
+			keep(command, file);
+			send(peer, "\n", 1, MSG_NOSIGNAL);
+		} else if (n > 0) {
 			running = answer(command, out, sizeof out);
 			if (!running)
 				unlink(path);

@@ -36,13 +36,40 @@ var recoveryActions = map[uint64]uint32{
 	63: recoverDrainReset, 94: recoverDrainReset,
 }
 
+// xidRecoveryChanged is reported when the driver asks for another recovery action, or for none any more.
+const xidRecoveryChanged = 154
+
 // XIDFallenOff is reported when a GPU has fallen off the bus.
 const XIDFallenOff = 79
 
 // maxXID is well above the XIDs that NVIDIA has defined.
 const maxXID = 1023
 
-// ReportXID reports an XID on the GPU with the given index, or on one of its instances.
+// recoveryNames holds the names of the driver's recovery actions by their number in nvml.h.
+var recoveryNames = []string{"none", "gpu-reset", "node-reboot", "drain-p2p", "drain-and-reset", "recover-imex-domain", "bus-reset", "system-reboot"}
+
+// RecoveryNames returns the names of the recovery actions.
+func RecoveryNames() []string { return slices.Clone(recoveryNames) }
+
+// SetRecovery makes the driver ask for a recovery action, by its name or number, or for none any more. The
+// driver reports the change as XID 154, too (NVIDIA/open-gpu-kernel-modules, src/nvidia/src/kernel/gpu/gpu.c).
+func (s *State) SetRecovery(index int, action string) ([]Event, error) {
+	number := uint64(slices.Index(recoveryNames, action))
+	if !slices.Contains(recoveryNames, action) {
+		var err error
+		if number, err = strconv.ParseUint(action, 10, 32); err != nil {
+			return nil, fmt.Errorf("recovery: %q is neither a number nor one of %s", action, strings.Join(recoveryNames, ", "))
+		}
+	}
+	s.Gpu[index].RecoveryAction = uint32(number)
+	return []Event{
+		{Type: EventXID, Data: xidRecoveryChanged, Gpu: uint32(index), Gi: None, Ci: None},
+		{Type: EventRecoveryAction, Data: number, Gpu: uint32(index), Gi: None, Ci: None},
+	}, nil
+}
+
+// ReportXID reports an XID on the GPU with the given index, or on one of its instances. The driver then asks for
+// the recovery action that is usual for the XID.
 func (s *State) ReportXID(index int, xid uint64, gi, ci uint32) ([]Event, error) {
 	if xid == 0 || xid > maxXID {
 		return nil, fmt.Errorf("xid: %d is not 1 to %d", xid, maxXID)

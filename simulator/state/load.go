@@ -2,6 +2,7 @@ package state
 
 import (
 	"fmt"
+	"math"
 	"time"
 )
 
@@ -11,8 +12,11 @@ type Load struct {
 	Period      *time.Duration // of one cycle, in which the load falls to half and rises again; 0: constant
 	Temperature *uint32        // °C at full load; 0: 5 below the temperature at which it slows down
 	Watts       *uint32        // at full load; 0: its power limit
-	MemoryMiB   *uint64        // in use; in MIG mode, shared out by the size of the instances
+	MemoryMiB   *uint64        // in use, or AllMemory; in MIG mode, shared out by the size of the instances
 }
+
+// AllMemory is a Load.MemoryMiB: all that is free when idle.
+const AllMemory = math.MaxUint64
 
 const (
 	maxPeriod      = 24 * time.Hour
@@ -49,10 +53,14 @@ func (s *State) SetLoad(index int, l Load) error {
 	}
 	if l.MemoryMiB != nil {
 		free := (g.MemoryTotal - g.MemoryReserved - g.MemoryUsed) >> 20
-		if *l.MemoryMiB > free {
+		want := *l.MemoryMiB
+		if want == AllMemory {
+			want = free
+		}
+		if want > free {
 			return fmt.Errorf("memory-used: %s has only %d MiB free when idle", Text(g.Name[:]), free)
 		}
-		g.LoadMemory = *l.MemoryMiB << 20
+		g.LoadMemory = want << 20
 	}
 	return nil
 }

@@ -38,6 +38,10 @@
 /* Offset in the file, beyond its end, of the byte whose lock says that the first GPU is held open. */
 #define GPUSIM_HOLD (1ll << 40)
 
+/* Likewise: a process has a CUDA context on the first GPU; an MPS server has one. */
+#define GPUSIM_CONTEXT (1ll << 41)
+#define GPUSIM_MPS (1ll << 42)
+
 /* Socket in the driver root over which gpusim serve gives the state, open for writing, to processes with mig/config. */
 #define GPUSIM_SOCKET "gpusim.sock"
 

@@ -48,6 +48,8 @@ func TestDRA(t *testing.T) {
 		{"pods with classic requests get devices by class", s.classicRequestsGetDevices},
 		{"two pods are clients of the MPS control daemon", s.claimsShareByMPS},
 		{"a GPU is partitioned as claims need it", s.partitionsAreCreatedForClaims},
+		{"a tenant that crashes takes nothing from its neighbours", s.aCrashingTenantTakesNothing},
+		{"a GPU without partitions is whole again", s.partitionsEnd},
 		{"the driver's token is good for its own node only", s.theTokenIsConfined},
 	} {
 		if !t.Run(scenario.name, scenario.run) {

@@ -72,7 +72,10 @@ func (s *suite) partitionsAreCreatedForClaims(t *testing.T) {
 	})
 	t.Log(s.partitionLog(t))
 	require.Equal(t, restarts, s.validatorRestarts(t), "the validator does not mind partitions that come and go")
+}
 
+// partitionsEnd makes the GPU a whole one again.
+func (s *suite) partitionsEnd(t *testing.T) {
 	s.Gpusim(t, node, "mig", "--gpu", fmt.Sprint(partitioned), "--off")
 	s.Kubectl(t, "-n", e2e.Namespace, "set", "env", "daemonset/nvidia-device-plugin-daemonset", "GPU_MIG-")
 	s.waitDevices(t)

@@ -14,20 +14,23 @@ import (
 	"github.com/gpuready/gpuready/test/lab/cluster"
 )
 
-// TestBrokenLayers breaks a node with 4 simulated GPUs in one way after the other.
+// TestBrokenLayers breaks a node with 8 simulated GPUs in one way after the other.
 func TestBrokenLayers(t *testing.T) {
 	s := e2e.Up(t, cluster.Config{Nodes: 1})
-	n := &node{Suite: s, name: "n1", gpus: 4}
+	n := &node{Suite: s, name: "n1", gpus: 8}
 	simulator, err := os.ReadFile(filepath.Join("../../deployments/static", "simulated-driver.yaml"))
 	require.NoError(t, err)
 	s.Apply(t, "gpuready.yaml")
-	s.ApplyText(t, strings.Replace(string(simulator), "GPUSIM_PROFILE: h100-sxm", "GPUSIM_PROFILE: h100-sxm\n  GPUSIM_GPUS: \"4\"", 1))
+	s.ApplyText(t, strings.Replace(string(simulator), "GPUSIM_PROFILE: h100-sxm", "GPUSIM_PROFILE: h100-sxm\n  GPUSIM_GPUS: \"8\"", 1))
 	t.Run("a warm node is proven", func(t *testing.T) { warm(t, n) })
 	t.Run("a node that is well is explained", func(t *testing.T) {
 		n.until(t, "all is well", n.ready)
 		n.explained(t, "ok (SIMULATED): pods can use the simulated GPUs of this node")
 	})
 	t.Run("the startup taint comes and goes", func(t *testing.T) { startupTaintComesAndGoes(t, n) })
+	if !t.Run("an upgrade under jobs that hold all GPUs", func(t *testing.T) { upgradeUnderJobs(t, n) }) {
+		s.LogDiagnostics(t)
+	}
 	var laps []lap
 	play := func(all []situation) {
 		for _, c := range all {

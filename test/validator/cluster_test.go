@@ -27,7 +27,7 @@ import (
 )
 
 // holder is a pod that holds all GPUs of the node.
-var holder = e2e.Job{Name: "holds-all", Node: "n1", GPUs: 4, Command: []string{"vectoradd", "--for", "1h", "--every", "1s", "--elements", "1000"}}
+var holder = e2e.Job{Name: "holds-all", Node: "n1", GPUs: 8, Command: []string{"vectoradd", "--for", "1h", "--every", "1s", "--elements", "1000"}}
 
 // clusterSituations are faults outside the node's GPUs, and in our own image.
 func clusterSituations() []situation {

@@ -12,9 +12,12 @@ import (
 func cudaSituations() []situation {
 	return []situation{{
 		name: "vectorAdd has a wrong element on one GPU", layer: readiness.CUDA, reason: "CUDASampleFailed",
-		words:   []string{"1 of 4 GPUs: GPU 1 (", "is wrong: expected"},
+		words:   []string{"1 of 8 GPUs: GPU 1 (", "is wrong: expected"},
 		prepare: func(t *testing.T, n *node) { n.gpusim(t, "wrong", "--gpu", "1", "--every", "1000") },
-		breaks:  func(t *testing.T, n *node) { n.restart(t, validator) },
+		breaks: func(t *testing.T, n *node) {
+			n.remove(t, keptProof) // otherwise nothing is computed again
+			n.restart(t, validator)
+		},
 		also: func(t *testing.T, n *node) {
 			output := n.RequireRefused(t, "-n", e2e.Namespace, "exec", n.pod(validator).Name, "-c", "validator", "--", "gpu-validator", "run")
 			assert.Contains(t, output, "CUDASampleFailed")

@@ -26,6 +26,7 @@ const (
 	driverRoot    = "/run/nvidia/driver"
 	moduleVersion = driverRoot + "/proc/driver/nvidia/version"
 	kubeletSocket = "/var/lib/kubelet/device-plugins/kubelet.sock"
+	keptProof     = "/run/nvidia/validations/cuda-proof.json"
 )
 
 // The DaemonSets and the labels that keep them off a node.
@@ -72,7 +73,10 @@ func (n *node) path(path string) string { return n.Node(n.name).PathOnNode(path)
 // gpusim breaks or repairs the node's simulated driver.
 func (n *node) gpusim(t *testing.T, command string, args ...string) {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), program("gpusim"), append([]string{command, "--root", n.path(driverRoot)}, args...)...)
+	// A mend after a failure is run when t.Context has ended.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, program("gpusim"), append([]string{command, "--root", n.path(driverRoot)}, args...)...)
 	out, err := cmd.CombinedOutput()
 	require.NoErrorf(t, err, "gpusim %s: %s", command, out)
 }

@@ -31,7 +31,7 @@ func pluginSituations() []situation {
 		},
 		{
 			name: "the kubelet was restarted, and the device plugin hangs", layer: readiness.Plugin, reason: "AllocatableShort",
-			words:   []string{"4 devices fewer", "the kubelet does not offer"},
+			words:   []string{"8 devices fewer", "the kubelet does not offer"},
 			prepare: func(t *testing.T, n *node) { n.signal(t, "STOP", "gpu-device-plugin") },
 			breaks:  func(t *testing.T, n *node) { n.KillKubelet(t, n.name) },
 			mends:   func(t *testing.T, n *node) { n.signal(t, "CONT", "gpu-device-plugin") },

@@ -126,8 +126,8 @@ func (a Peripherals) findDRM(root *host.Root, driverRoot, devRoot string, s gpu.
 		return err
 	}
 	for _, d := range s.Devices {
-		if d.MIGEnabled || d.PCI == "" {
-			continue // the parts of a GPU in MIG mode have no graphics
+		if d.MIGEnabled && !slices.ContainsFunc(d.MIG, hasGraphics) || d.PCI == "" {
+			continue
 		}
 		for _, at := range []string{driverRoot, "/"} {
 			entries, err := root.ReadDir(path.Join("/", at, "/sys/bus/pci/devices", string(d.PCI), "drm"))
@@ -146,6 +146,14 @@ func (a Peripherals) findDRM(root *host.Root, driverRoot, devRoot string, s gpu.
 		}
 	}
 	return nil
+}
+
+// hasGraphics reports whether a MIG device can render: its profile has the attribute gfx, as "1g.24gb+gfx". The
+// attributes follow a plus, and those that it lacks a minus ("1g.24gb+me,gfx-ofa").
+func hasGraphics(m gpu.MIGDevice) bool {
+	_, attributes, _ := strings.Cut(m.Profile, "+")
+	attributes, _, _ = strings.Cut(attributes, "-")
+	return slices.Contains(strings.Split(attributes, ","), "gfx")
 }
 
 // links returns the links by which programs find a GPU's nodes by its address, as udev

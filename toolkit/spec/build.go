@@ -89,6 +89,9 @@ func Build(in Input) Output {
 		for i, m := range d.MIG {
 			if parts[i] != nil {
 				part := specs.ContainerEdits{DeviceNodes: b.nodes(parts[i])}
+				if hasGraphics(m) {
+					part = b.device(d.PCI, parts[i])
+				}
 				byUUID = b.append(byUUID, string(m.UUID), part)
 				byIndex = b.append(byIndex, index+":"+strconv.Itoa(m.Index), part)
 			}

@@ -64,7 +64,7 @@ func (b *builder) roots() []*specs.Mount {
 	return mounts(list)
 }
 
-// device returns the edits of a whole GPU.
+// device returns the edits of a GPU, or of a part that has graphics.
 func (b *builder) device(address gpu.PCIAddress, nodes []string) specs.ContainerEdits {
 	return specs.ContainerEdits{
 		DeviceNodes: append(b.nodes(nodes), around(b.Around.DRM[address])...),

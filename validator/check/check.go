@@ -5,6 +5,7 @@
 package check
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path"
@@ -37,6 +38,14 @@ type Node struct {
 	CUDATimeout     time.Duration // for one GPU
 	CUDAConcurrency int           // GPUs at a time
 	Status          func() Status // the Node's status in the API server; nil: it is not read
+	// ReadUsage asks the driver who uses each GPU and MIG device; nil: it is not asked.
+	ReadUsage func(context.Context, Node) (map[gpu.UUID]gpu.Usage, error)
+	// OwnPod is the pod, "namespace/name", that proves layer plugin: it uses a GPU for a moment, and does not
+	// count as its holder.
+	OwnPod string
+	// KeptProof is the file, a path of this process, by which the proof of layer cuda survives restarts
+	// of the validator; "": each check computes.
+	KeptProof string
 }
 
 // Status is the node's status that the kubelet reported to the API server.
@@ -95,7 +104,9 @@ type Driver struct {
 	Info    nodestate.DriverInfo
 	DevRoot string // host path
 	LibDir  string // the folder of its libraries, as this process sees it
-	GPUs    []gpu.Device
+	// Module identifies one loading of the kernel module; "": not known, as with a simulated driver.
+	Module string
+	GPUs   []gpu.Device
 	// OnDemand reports whether MIG devices are created for claims. They come and go, and belong to the
 	// pods with the claims: GPUs has none then, and nothing is run on them.
 	OnDemand bool
@@ -129,14 +140,24 @@ func (d Driver) Units() []Unit {
 // driver, its files, and the GPUs.
 func (d Driver) Subject() string {
 	var b strings.Builder
-	fmt.Fprint(&b, d.Info, d.LibDir)
-	for _, library := range []string{"libcuda.so.1", "libnvidia-ml.so.1"} {
-		if info, err := os.Stat(d.LibDir + "/" + library); err == nil {
-			fmt.Fprint(&b, info.Size(), info.ModTime())
-		}
-	}
+	b.WriteString(d.Files())
 	for _, u := range d.Units() {
 		fmt.Fprint(&b, " ", u.UUID)
+	}
+	return b.String()
+}
+
+// Files identifies the driver, as it is loaded, and the files of it that a CUDA program loads.
+func (d Driver) Files() string {
+	var b strings.Builder
+	fmt.Fprint(&b, d.Info, d.LibDir)
+	if d.Module != "" {
+		fmt.Fprint(&b, " ", d.Module)
+	}
+	for _, library := range []string{"libcuda.so.1", "libnvidia-ml.so.1"} {
+		if info, err := os.Stat(d.LibDir + "/" + library); err == nil {
+			fmt.Fprint(&b, " ", info.Size(), " ", info.ModTime().UnixNano())
+		}
 	}
 	return b.String()
 }
@@ -195,6 +216,11 @@ type Outcome struct {
 	NotReady *readiness.NotReady // with all others
 	Notes    []string            // oddities that are no failure
 	Retry    bool                // with Passed: less was proven than could be; try again later
+	// Unproven lists the devices on which layer cuda is not proven now, since others use them. That is
+	// no failure: with Passed, they were left out.
+	Unproven []Unproven
+	// Away is set, with Failed, while the component of the layer may be being replaced.
+	Away Absence
 	// Allocatable counts the devices that the kubelet can allocate to pods, by resource. Layer
 	// plugin sets it once all accounts agree, even while a pod is still proving it.
 	Allocatable map[string]int
@@ -203,6 +229,27 @@ type Outcome struct {
 	Holders     map[gpu.UUID][]string
 	HoldersTime time.Time
 	Elapsed     time.Duration
+}
+
+// Absence is the state of a component that may be being replaced.
+type Absence string
+
+// The states of a component that is replaced, in their order.
+const (
+	Present Absence = ""
+	Stopped Absence = "stopped"  // it was told to end, or has just begun
+	Waiting Absence = "starting" // it runs, and does not serve yet
+)
+
+// Unproven describes a GPU or MIG device that was not proven, since others use it.
+type Unproven struct {
+	Unit   Unit
+	Reason gpu.Reason
+	// Code is the result (CUresult) with which the sample failed there; 0: it was not run.
+	Code      int
+	Pods      []string      // that hold it, "namespace/name"
+	Processes []gpu.Process // that use it, as far as this process can see
+	Message   string        // for people: who uses it
 }
 
 // maxText bounds a message: it may hold the findings of several GPUs.

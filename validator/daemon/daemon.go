@@ -72,8 +72,11 @@ func New(c Config) *Daemon {
 	d.Pipeline.End = d.recordEarly
 	d.Pipeline.Steps = append([]check.Step(nil), c.Pipeline.Steps...)
 	for i, s := range d.Pipeline.Steps {
-		if s.Layer == readiness.CUDA {
+		switch s.Layer {
+		case readiness.CUDA:
 			d.Pipeline.Steps[i].Check = d.notifyDriverPod(cacheProof(s.Check))
+		case readiness.Plugin:
+			d.Pipeline.Steps[i].Check = d.bridgeRestart(s.Layer, s.Check)
 		}
 	}
 	return d

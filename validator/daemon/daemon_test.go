@@ -347,6 +347,28 @@ func TestRetriesSlowDownUntilSomethingChanges(t *testing.T) {
 	require.Nil(t, b.d.backoff.timer())
 }
 
+// A pass that is retried slowly for another reason must not slow down the end of a restart's grace, nor may
+// events in it.
+func TestTheGraceOfARestartIsLookedAtOften(t *testing.T) {
+	b := newBench(t)
+	run := func() { b.d.backoff.update(b.d.Pipeline.Run(t.Context(), b.d.Node, nil), false) }
+	pass := check.NewPass(readiness.Proof{Driver: &nodestate.DriverInfo{}})
+	pass.Retry = true
+	b.set(readiness.Plugin, pass)
+	for range 20 {
+		run()
+	}
+	require.Equal(t, lastRetry, b.d.backoff.wait)
+	pass.Away = check.Stopped
+	b.set(readiness.Plugin, pass)
+	run()
+	require.Equal(t, firstRetry, b.d.backoff.wait)
+	for range 20 {
+		run()
+		require.LessOrEqual(t, b.d.backoff.wait, restartGrace/2)
+	}
+}
+
 // Without an event, a fault of another component's file and a difference that may be over are
 // looked at often.
 func TestRetriesStayQuickWhereNoEventShowsTheEnd(t *testing.T) {

@@ -89,7 +89,7 @@ func cacheProof(run check.LayerCheck) check.LayerCheck {
 			return last
 		}
 		last, proven = run(ctx, node, driver), ""
-		if last.Kind == check.Passed {
+		if last.Kind == check.Passed && !last.Retry {
 			proven = about
 		}
 		return last

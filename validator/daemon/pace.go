@@ -16,7 +16,7 @@ const (
 	firstRetry = 5 * time.Second
 	lastRetry  = 5 * time.Minute
 	// lastSettle replaces lastRetry while the kubelet's devices differ from the device plugin's, since
-	// they may agree soon.
+	// they may agree soon, and while a pass stands for restartGrace, since no event ends it.
 	lastSettle = 15 * time.Second
 )
 
@@ -50,6 +50,9 @@ func (p *backoff) update(outcomes []check.Outcome, unwritten bool) {
 		if o.Kind == check.Failed || o.Retry {
 			failing = append(failing, failureKey(o))
 		}
+		if o.Kind == check.Passed && o.Away != check.Present {
+			last = lastSettle
+		}
 		if o.Kind == check.Failed {
 			switch o.NotReady.Reason {
 			case nodestate.ReasonNotWritable:
@@ -69,8 +72,9 @@ func (p *backoff) update(outcomes []check.Outcome, unwritten bool) {
 // failureKey returns the key of a failure. Retries slow down while the key stays the same.
 // It leaves out the message, in which a runtime names a new container each time.
 func failureKey(o check.Outcome) string {
-	if o.NotReady == nil {
-		return string(o.Layer)
+	key := string(o.Layer) + " " + string(o.Away)
+	if o.NotReady != nil {
+		key += " " + string(o.NotReady.Reason)
 	}
-	return string(o.Layer) + " " + string(o.NotReady.Reason)
+	return key
 }

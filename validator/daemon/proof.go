@@ -9,11 +9,14 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"path/filepath"
 	"slices"
 
 	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/internal/nodestate/record"
 	"github.com/gpuready/gpuready/internal/readiness"
 	"github.com/gpuready/gpuready/validator/check"
+	"github.com/gpuready/gpuready/validator/step"
 )
 
 // proofFiles is the pair of files that report on one name; at most one of the two exists. Package
@@ -80,9 +83,9 @@ func (w *ProofWriter) Write(name readiness.Layer, o check.Outcome) error {
 // Remove removes the files of a name.
 func (w *ProofWriter) Remove(name readiness.Layer) error { return readiness.Clear(w.dir, name) }
 
-// RemoveAll removes the files of all names. Other files in the folder stay.
+// RemoveAll removes the files of all names, and what is kept of layer cuda. Other files in the folder stay.
 func (w *ProofWriter) RemoveAll() error {
-	var errs []error
+	errs := []error{record.Remove(filepath.Join(w.dir, step.KeptProofName))}
 	for _, f := range allProofs {
 		errs = append(errs, w.Remove(f.name))
 	}

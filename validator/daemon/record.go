@@ -91,7 +91,7 @@ func (d *Daemon) logOutcome(o check.Outcome) {
 	case check.Passed:
 		log.Info("ready", "message", o.Proof.Summary, "simulated", o.Simulated(), "notes", strings.Join(o.Notes, "; "))
 	case check.Failed:
-		log.Warn("not ready", "reason", o.NotReady.Reason, "message", o.NotReady.Message, "action", o.NotReady.Action)
+		log.Warn("not ready", "reason", o.NotReady.Reason, "message", o.NotReady.Message, "action", o.NotReady.Action, "notes", strings.Join(o.Notes, "; "))
 	default:
 		log.Info("not ready", "reason", o.NotReady.Reason, "message", o.NotReady.Message)
 	}

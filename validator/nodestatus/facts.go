@@ -99,6 +99,11 @@ func (f Facts) summarize() Condition {
 	if f.Note != "" {
 		message += "; " + f.Note
 	}
+	limits, away := f.limits()
+	message += limits
+	if away {
+		reason = ReasonDegraded
+	}
 	if len(bad) > 0 {
 		reason = ReasonDegraded
 		message += "; " + describeDevices(bad)
@@ -118,6 +123,19 @@ func (f Facts) summarize() Condition {
 		message += "; " + f.Unwritten
 	}
 	return Condition{corev1.ConditionTrue, reason, message}
+}
+
+// limits returns what the proofs lack for a while: GPUs that are not proven now, since others use them, and a
+// component that is being replaced. away reports whether there is such a component.
+func (f Facts) limits() (text string, away bool) {
+	var b strings.Builder
+	for _, o := range f.Outcomes {
+		if o.Kind == check.Passed && (o.Away != check.Present || len(o.Unproven) > 0) {
+			fmt.Fprintf(&b, "; %s: %s", o.Layer, strings.Join(o.Notes, "; "))
+			away = away || o.Away != check.Present
+		}
+	}
+	return b.String(), away
 }
 
 // refusalText returns the refusal of a layer, with the state of the component behind it.

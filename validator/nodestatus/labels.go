@@ -76,7 +76,7 @@ func labelChange(node *corev1.Node, want map[string]string) map[string]any {
 	switch now := annotation(want); {
 	case now == "" && ok:
 		change["annotations"] = map[string]any{LabelsAnnotation: nil}
-	case now != is:
+	case now != is, now != "" && len(labels) > 0: // an uninstallation may remove it meanwhile, and finds our labels by it
 		change["annotations"] = map[string]any{LabelsAnnotation: now}
 	}
 	if len(change) == 0 {

@@ -75,6 +75,17 @@ func TestTheNodeGetsTheDevicePluginsLabels(t *testing.T) {
 	require.Equal(t, map[string]string{"theirs": "x"}, s.server.Node(node, nil).Annotations)
 }
 
+// An uninstallation finds our labels by the annotation. It may remove both while a validator writes one label more.
+func TestALabelIsNotWrittenWithoutItsRecord(t *testing.T) {
+	was := &corev1.Node{}
+	was.Labels, was.Annotations = t4("4"), map[string]string{LabelsAnnotation: annotation(t4("4"))}
+	require.Equal(t, map[string]any{
+		"labels":      map[string]any{"nvidia.com/gpu.count": "2"},
+		"annotations": map[string]any{LabelsAnnotation: was.Annotations[LabelsAnnotation]},
+	}, labelChange(was, t4("2")))
+	require.Nil(t, labelChange(was, t4("4")))
+}
+
 func TestLabelsStayWhileTheDevicePluginIsAway(t *testing.T) {
 	s := newStage(t)
 	s.publish(labelled(t4("4")))

@@ -272,11 +272,19 @@ func TestTheConditionSumsUpTheFacts(t *testing.T) {
 		lost.broken(i, gpu.ReasonLost, "", time.Time{})
 	}
 	lost.Names = nil
+	inUse := facts()
+	inUse.Outcomes[2].Unproven = []check.Unproven{{Reason: "GPUInUse"}}
+	inUse.Outcomes[2].Notes = []string{"GPUInUse: not proven now: GPU 1: held by pod default/job"}
+	replaced := facts()
+	replaced.Outcomes[3].Away, replaced.Outcomes[3].Notes = check.Stopped, []string{"the device plugin was stopped; it has 30s to come back"}
+	require.True(t, inUse.usable() && replaced.usable(), "no taint")
 	for _, c := range []struct {
 		name string
 		f    Facts
 		want Condition
 	}{
+		{"a GPU is in use and not proven", inUse, Condition{"True", "Ready", "3 of 3 GPUs ready, driver 580.95.05; cuda: GPUInUse: not proven now: GPU 1: held by pod default/job"}},
+		{"the device plugin is replaced", replaced, Condition{"True", "Degraded", "3 of 3 GPUs ready, driver 580.95.05; plugin: the device plugin was stopped; it has 30s to come back"}},
 		{"nothing is known", Facts{}, Condition{"Unknown", "Proving", "nothing has been proven yet since the node was started"}},
 		{"all is well", facts(), Condition{"True", "Ready", "3 of 3 GPUs ready, driver 580.95.05"}},
 		{"a simulated driver", simulated, Condition{"True", "Ready", "3 of 3 GPUs ready (SIMULATED), driver 580.95.05"}},

@@ -13,7 +13,7 @@ import (
 
 // judgeHealth judges the state that a GPU reported before, during and after the samples. The parameter all
 // lists the node's devices, for comparison.
-func judgeHealth(g *GPU, s Observations, all []GPU) {
+func judgeHealth(g *GPU, s Observations, all []GPU, t Thresholds) {
 	judgeRecorded(g, s.Recorded, s.RecorderGone)
 	device, _ := s.Snapshot.Device(g.UUID)
 	if f := device.Fault; f != (gpu.Fault{}) {
@@ -40,12 +40,12 @@ func judgeHealth(g *GPU, s Observations, all []GPU) {
 		return
 	}
 	last := conditions[len(conditions)-1]
-	g.Condition = &last
+	g.Condition, g.migMode = &last, device.MIGEnabled
 	judgeMemory(g, conditions[0], last, device.Fault)
 	judgeThrottle(g, s.Readings)
-	judgeLink(g, s.Readings, conditions)
+	judgeLink(g, all, t)
 	if !device.MIGEnabled { // NVLink is off in MIG mode
-		judgeNVLinks(g, last, s, all)
+		judgeNVLinks(g, s, all, t)
 	}
 }
 
@@ -147,6 +147,7 @@ func judgeThrottle(g *GPU, readings []Reading) {
 			if t.Bad() {
 				list = &bad
 			}
+			g.powerCapped = g.powerCapped || r.Loaded && t == gpu.ThrottlePowerCap
 			if word := string(t); t != gpu.ThrottleIdle && !slices.Contains(*list, word) {
 				*list = append(*list, word)
 			}
@@ -159,65 +160,4 @@ func judgeThrottle(g *GPU, readings []Reading) {
 	if len(harmless) > 0 {
 		g.Notes = append(g.Notes, "the clocks were held down: "+strings.Join(harmless, ", "))
 	}
-}
-
-// minLoadedReadings is the number of readings under load needed to judge the link's generation: one
-// may have been taken before the GPU raised it.
-const minLoadedReadings = 3
-
-// judgeLink judges the PCIe link: the width in all readings, the generation only under load,
-// since an idle GPU lowers it to save power.
-func judgeLink(g *GPU, readings []Reading, conditions []gpu.Condition) {
-	var narrowest gpu.PCIe
-	possible, highest, loaded := 0, 0, 0
-	for _, c := range conditions { // NVML may fail to read a width or a generation: 0
-		if w := c.PCIe.Width; w > 0 && (narrowest.Width == 0 || w < narrowest.Width) {
-			narrowest = c.PCIe
-		}
-		possible = max(possible, c.PCIe.MaxGeneration)
-	}
-	for _, r := range readings {
-		if c, ok := r.Conditions[g.UUID]; ok && r.Loaded {
-			highest = max(highest, c.PCIe.Generation)
-			loaded++
-		}
-	}
-	const action = "reseat the GPU, look at riser and cable, and compare lspci -vv (LnkSta, LnkCap) with its neighbours"
-	if narrowest.Width < narrowest.MaxWidth {
-		addFinding(g, Unhealthy, ReasonPCIe, fmt.Sprintf("the PCIe link is ×%d, and GPU and slot support ×%d", narrowest.Width, narrowest.MaxWidth), action)
-	}
-	if loaded >= minLoadedReadings && highest > 0 && highest < possible {
-		addFinding(g, Unhealthy, ReasonPCIe, fmt.Sprintf("the PCIe link is of generation %d under load, and GPU and slot support %d", highest, possible), action)
-	}
-}
-
-// judgeNVLinks compares the links that are up with those of the node's other GPUs of the model: NVML does not
-// report how many a board connects.
-func judgeNVLinks(g *GPU, c gpu.Condition, s Observations, all []GPU) {
-	most := 0
-	for _, other := range all { // of which MIG devices have a parent
-		if other.Product == g.Product && other.Parent == "" && len(s.Readings) > 0 {
-			most = max(most, len(s.Readings[len(s.Readings)-1].Conditions[other.UUID].NVLinks.Up))
-			most = max(most, len(s.Readings[0].Conditions[other.UUID].NVLinks.Up))
-		}
-	}
-	up := len(c.NVLinks.Up)
-	switch {
-	case up < most:
-		addFinding(g, Unhealthy, ReasonNVLink, fmt.Sprintf("%d of %d NVLinks are up; down: %s", up, most, numbers(c.NVLinks.Down)),
-			"see nvidia-smi nvlink -s -i "+string(g.UUID)+" and the fabric manager's log; reset the GPU; if it stays so, look at bridge or baseboard")
-	case up == 0 && len(c.NVLinks.Down) > 0:
-		g.Notes = append(g.Notes, "no NVLink is up, as on the others of its model here: there is no bridge, or nothing at the other end")
-	}
-}
-
-func numbers(list []int) string {
-	texts := make([]string, len(list))
-	for i, n := range list {
-		texts[i] = fmt.Sprint(n)
-	}
-	if len(texts) > 18 { // NVML_NVLINK_MAX_LINKS
-		texts = append(texts[:18], "…")
-	}
-	return strings.Join(texts, ", ")
 }

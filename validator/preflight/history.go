@@ -92,8 +92,8 @@ const notedLoss = 0.05
 
 // CompareHistory compares a result with past ones of the same node, which must be sorted, the oldest
 // first. It sets each figure's last and best earlier value, and adds notes about figures that are lower
-// and about GPUs that were added, removed, moved or exchanged. Results of a simulated driver are not
-// compared with those of a real one.
+// and about GPUs that were added, removed, moved or exchanged, and findings about NVLinks that were up
+// before. Results of a simulated driver are not compared with those of a real one.
 func CompareHistory(r *Result, past []Result) {
 	past = slices.DeleteFunc(slices.Clone(past), func(p Result) bool { return p.Simulated != r.Simulated })
 	if len(past) == 0 {
@@ -104,7 +104,9 @@ func CompareHistory(r *Result, past []Result) {
 		for k := range g.Figures {
 			compareFigure(g, &g.Figures[k], past)
 		}
+		compareNVLinks(g, past)
 	}
+	r.Settle()
 	noteExchanged(r, past[len(past)-1])
 }
 

@@ -1,6 +1,6 @@
 package preflight
 
-// This file and health.go, speed.go and peer.go derive the result of a preflight, with pure
+// This file and health.go, link.go, nvlink.go, speed.go and peer.go derive the result of a preflight, with pure
 // functions, from readings of NVML, answers of the samples, and thresholds.
 
 import (
@@ -64,9 +64,12 @@ type SampleRun struct {
 // Judge adds findings, figures and verdicts to a result that lists the devices.
 func Judge(r *Result, s Observations, t Thresholds) {
 	for i := range r.GPUs {
+		r.GPUs[i].link = hostLinkOf(s.Readings, r.GPUs[i].UUID)
+	}
+	for i := range r.GPUs {
 		g := &r.GPUs[i]
 		if g.Parent == "" { // not a MIG device
-			judgeHealth(g, s, r.GPUs)
+			judgeHealth(g, s, r.GPUs, t)
 		}
 		for _, run := range s.Runs {
 			if run.Device == g.UUID {

@@ -26,7 +26,8 @@ func node(profile string, n int) (Observations, Result) {
 	s := Observations{Snapshot: gputest.Node(profile, n)}
 	r := Result{Node: "n1"}
 	for _, d := range s.Snapshot.Devices {
-		r.GPUs = append(r.GPUs, GPU{Index: fmt.Sprint(d.Index), UUID: d.UUID, Product: d.Product, PCI: d.PCI, Compute: d.Compute.String()})
+		r.GPUs = append(r.GPUs, GPU{Index: fmt.Sprint(d.Index), UUID: d.UUID, Product: d.Product, PCI: d.PCI, Compute: d.Compute.String(),
+			Port: &Port{MaxGeneration: 5, MaxWidth: 16}})
 	}
 	for i := range 6 {
 		reading := Reading{Loaded: i > 0 && i < 5, Conditions: map[gpu.UUID]gpu.Condition{}, Errors: map[gpu.UUID]string{}}
@@ -208,7 +209,7 @@ func TestSpeedsAreJudgedByLimitAndByTheirEquals(t *testing.T) {
 }
 
 func TestASlowHostLinkIsMeasuredAlone(t *testing.T) {
-	g := GPU{Product: "NVIDIA H200", Compute: "9.0", Condition: &gpu.Condition{PCIe: gpu.PCIe{MaxGeneration: 5, MaxWidth: 16}}}
+	g := GPU{Product: "NVIDIA H200", Compute: "9.0", Condition: &gpu.Condition{}, link: hostLink{generation: 5, width: 16}}
 	figures := func(copied, host, device float64) []probe.Figure {
 		return []probe.Figure{{Name: "copy", Unit: "B/s", Value: copied, Peak: 4.8e12}, {Name: "hostToDevice", Unit: "B/s", Value: host}, {Name: "deviceToHost", Unit: "B/s", Value: device}}
 	}
@@ -319,4 +320,37 @@ func TestPCIePathsAreNotJudged(t *testing.T) {
 	Judge(&r, s, table(t))
 	require.Equal(t, OK, r.Verdict)
 	require.Equal(t, s.Snapshot.Links[0].Kind.String(), r.Peers[0].Link)
+}
+
+// The attributes give the highest clock, and the datasheet the boost clock: power may allow neither.
+func TestRatesThatPowerLimitsAreComparedOnly(t *testing.T) {
+	rate := func(name string, value, peak float64) probe.Figure {
+		return probe.Figure{Name: name, Unit: "FLOP/s", Value: value, Peak: peak}
+	}
+	s, r := node("h100-sxm", 1)
+	r.GPUs[0].Product = "NVIDIA Future"
+	s.Runs = []SampleRun{passedRun("compute", gputest.GPU(0), rate("fp32", 1e12, 6e13))}
+	Judge(&r, s, table(t))
+	require.Equal(t, Figure{Name: "fp32", Unit: "FLOP/s", Value: 1e12, Expected: 6e13, Source: "driver attributes", Verdict: OK}, r.GPUs[0].Figures[0])
+
+	own := table(t).overriddenBy(Thresholds{Products: []Product{{Names: []string{"NVIDIA Future"}, Limits: map[string]float64{"fp32": 0.5}}}})
+	s, r = node("h100-sxm", 1)
+	r.GPUs[0].Product = "NVIDIA Future"
+	s.Runs = []SampleRun{passedRun("compute", gputest.GPU(0), rate("fp32", 1e12, 6e13))}
+	Judge(&r, s, own)
+	require.Equal(t, Slow, r.Verdict, "whoever gives a limit wants it")
+
+	s, r = node("h100-sxm", 4)
+	for i, value := range []float64{40e12, 40e12, 40e12, 30e12} {
+		s.Runs = append(s.Runs, passedRun("compute", gputest.GPU(i), rate("fp32", value, 0)))
+		for _, reading := range s.Readings[2:4] {
+			c := reading.Conditions[gputest.GPU(i)]
+			c.Throttle = []gpu.Throttle{gpu.ThrottlePowerCap}
+			reading.Conditions[gputest.GPU(i)] = c
+		}
+	}
+	Judge(&r, s, table(t))
+	require.Equal(t, OK, r.GPUs[0].Verdict)
+	require.Contains(t, r.GPUs[0].Notes[1], "limit 56.9 TFLOP/s: not judged, since the power limit held the clocks down")
+	require.Equal(t, []gpu.Reason{ReasonOutlier}, reasons(r.GPUs[3].Findings))
 }

@@ -91,11 +91,12 @@ func (o Options) newResult(d check.Driver) Result {
 	for _, g := range d.GPUs {
 		one := GPU{
 			Index: fmt.Sprint(g.Index), UUID: g.UUID, Product: g.Product, PCI: g.PCI,
-			Slot: slots.find(g.PCI), Compute: g.Compute.String(),
+			Slot: slots.find(g.PCI), Port: readPort(o.Node.Root, g.PCI), Compute: g.Compute.String(),
 		}
 		r.GPUs = append(r.GPUs, one)
 		for _, m := range g.MIG {
 			part := one
+			part.Port = nil
 			part.Index, part.UUID, part.Parent, part.Profile = fmt.Sprintf("%d:%d", g.Index, m.Index), m.UUID, g.UUID, m.Profile
 			r.GPUs = append(r.GPUs, part)
 		}
@@ -185,7 +186,10 @@ func (b bench) remeasureLinks(ctx context.Context, p phase, units []check.Unit, 
 		if len(units) == 1 || len(all[i]) != 1 || all[i][0].Outcome != probe.SamplePassed || b.driver.Info.Simulated {
 			continue
 		}
-		g := GPU{UUID: u.UUID, Product: u.GPU.Product, Compute: u.GPU.Compute.String(), Condition: b.watch.lastCondition(u.GPU.UUID)}
+		g := GPU{
+			UUID: u.UUID, Product: u.GPU.Product, PCI: u.GPU.PCI, Compute: u.GPU.Compute.String(), Port: readPort(b.o.Node.Root, u.GPU.PCI),
+			Condition: b.watch.lastCondition(u.GPU.UUID), link: hostLinkOf(b.watch.readingsSoFar(), u.GPU.UUID),
+		}
 		if u.UUID.IsMIG() || !HostLinkMissed(g, all[i][0].Answer.Figures, b.o.Table) {
 			continue
 		}

@@ -59,6 +59,7 @@ type GPU struct {
 	Product   string         `json:"product"`
 	PCI       gpu.PCIAddress `json:"pci"`
 	Slot      string         `json:"slot,omitempty"`
+	Port      *Port          `json:"port,omitempty"` // that it is plugged into; nil if not visible
 	Compute   string         `json:"capability"`
 	Verdict   Verdict        `json:"verdict"`
 	Findings  []Finding      `json:"findings,omitempty"`
@@ -66,6 +67,11 @@ type GPU struct {
 	Runs      []JudgedRun    `json:"runs,omitempty"`
 	Figures   []Figure       `json:"figures,omitempty"`
 	Condition *gpu.Condition `json:"condition,omitempty"` // at the end
+
+	link        hostLink
+	linksTold   bool // the thresholds say how many NVLinks are up
+	migMode     bool
+	powerCapped bool // under load, the power limit held the clocks down
 }
 
 // Finding describes a problem.

@@ -74,19 +74,10 @@ func (m slotNames) find(address gpu.PCIAddress) string {
 // above returns the slot addresses of the device and of the bridges above it, the nearest
 // first.
 func (m slotNames) above(address gpu.PCIAddress) []string {
-	own, _, _ := strings.Cut(string(address), ".")
-	list := []string{own}
-	link, err := m.root.Readlink(path.Join(pciDevices, string(address)))
-	if err != nil {
-		return list
-	}
-	for dir := path.Dir(link); dir != "." && dir != "/"; dir = path.Dir(dir) {
-		bridge, err := gpu.ParsePCIAddress(path.Base(dir))
-		if err != nil {
-			break
-		}
-		at, _, _ := strings.Cut(string(bridge), ".")
-		list = append(list, at)
+	var list []string
+	for _, at := range append([]gpu.PCIAddress{address}, bridgesAbove(m.root, address)...) {
+		slot, _, _ := strings.Cut(string(at), ".")
+		list = append(list, slot)
 	}
 	return list
 }

@@ -36,17 +36,26 @@ func judgeFigure(g *GPU, f probe.Figure, t Thresholds, simulated bool) Figure {
 	if g.Parent != "" {
 		return out
 	}
-	out.Expected, out.Source = expected(g, f, t)
 	product, _ := t.Product(g.Product)
-	out.Limit = out.Expected * t.Share(f.Name, product, g.Compute)
-	if f.Value < out.Limit {
-		out.Verdict = Slow
-		g.Findings = append(g.Findings, Finding{
-			Verdict: Slow, Reason: ReasonSlow, Figure: f.Name,
-			Message: fmt.Sprintf("%s: measured %s, expected %s (%s), limit %s", out.Name, Speed(f.Value, out.Unit), Speed(out.Expected, out.Unit), out.Source, Speed(out.Limit, out.Unit)),
-			Action:  speedAction(f.Name),
-		})
+	var key string
+	out.Expected, out.Source, key = expected(g, f, t)
+	out.Limit = out.Expected * t.Share(f.Name, product, key, g.Compute)
+	rate := f.Name == figureFP32 || f.Name == figureBF16
+	_, own := product.Limits[f.Name]
+	if rate && !own && product.rate(f.Name) == 0 {
+		out.Limit = 0 // the driver's attributes give the highest clock, which power seldom allows
 	}
+	if f.Value >= out.Limit {
+		return out
+	}
+	message := fmt.Sprintf("%s: measured %s, expected %s (%s), limit %s",
+		out.Name, Speed(f.Value, out.Unit), Speed(out.Expected, out.Unit), out.Source, Speed(out.Limit, out.Unit))
+	if rate && g.powerCapped && !own {
+		g.Notes = append(g.Notes, message+": not judged, since the power limit held the clocks down")
+		return out
+	}
+	out.Verdict = Slow
+	g.Findings = append(g.Findings, Finding{Verdict: Slow, Reason: ReasonSlow, Figure: f.Name, Message: message, Action: speedAction(f.Name)})
 	return out
 }
 
@@ -55,11 +64,10 @@ func judgeFigure(g *GPU, f probe.Figure, t Thresholds, simulated bool) Figure {
 func HostLinkMissed(g GPU, figures []probe.Figure, t Thresholds) bool {
 	product, _ := t.Product(g.Product)
 	for _, f := range figures {
-		if f.Name != figureHostToDevice && f.Name != figureDeviceToHost || f.Value <= 0 {
+		if !isHostLink(f.Name) || f.Value <= 0 {
 			continue
 		}
-		value, _ := expected(&g, f, t)
-		if f.Value < value*t.Share(f.Name, product, g.Compute) {
+		if rate, _, key := expectedHostRate(&g, t); f.Value < rate*t.Share(f.Name, product, key, g.Compute) {
 			return true
 		}
 	}
@@ -71,7 +79,7 @@ func HostLinkMissed(g GPU, figures []probe.Figure, t Thresholds) bool {
 func MergeHostLink(a *probe.SampleAnswer, alone probe.SampleAnswer) {
 	for i, f := range a.Figures {
 		for _, own := range alone.Figures {
-			if own.Name == f.Name && (f.Name == figureHostToDevice || f.Name == figureDeviceToHost) && own.Value > f.Value {
+			if own.Name == f.Name && isHostLink(f.Name) && own.Value > f.Value {
 				a.Figures[i].Value = own.Value
 				a.Notes = append(a.Notes, fmt.Sprintf("%s: measured alone; %s while all GPUs used their links", f.Name, Speed(f.Value, f.Unit)))
 			}
@@ -89,28 +97,20 @@ func speedAction(name string) string {
 	return "see that nothing else runs on the GPU (nvidia-smi), and run again; if it stays so, take the GPU out of service"
 }
 
-// expected returns the expected value of a figure, and its source; 0 if it is not known.
-func expected(g *GPU, f probe.Figure, t Thresholds) (value float64, source string) {
-	product, _ := t.Product(g.Product)
-	switch f.Name {
-	case figureHostToDevice, figureDeviceToHost:
-		if g.Condition == nil {
-			return 0, ""
-		}
-		p := g.Condition.PCIe
-		return pcieRate(p.MaxGeneration, p.MaxWidth), fmt.Sprintf("PCIe generation %d ×%d", p.MaxGeneration, p.MaxWidth)
-	case figureFP32:
-		value = product.FP32 * 1e12
-	case figureBF16:
-		value = product.BF16 * 1e12
+// expected returns the expected value of a figure, its source, and the key of its limits if it has one of its
+// own; 0 if it is not known.
+func expected(g *GPU, f probe.Figure, t Thresholds) (value float64, source, key string) {
+	if isHostLink(f.Name) {
+		return expectedHostRate(g, t)
 	}
-	if value > 0 {
-		return value, "datasheet"
+	product, _ := t.Product(g.Product)
+	if rate := product.rate(f.Name); rate > 0 {
+		return rate, "datasheet", ""
 	}
 	if f.Peak > 0 {
-		return f.Peak, "driver attributes"
+		return f.Peak, "driver attributes", ""
 	}
-	return 0, ""
+	return 0, "", ""
 }
 
 // minEqual is the least number of equal devices among which an outlier can be named.

@@ -37,11 +37,12 @@ func figureNames() []string {
 // Thresholds holds the expected figures of GPUs, and the share of them that is good enough.
 // The table is embedded, thresholds.yaml; a file of the same form can override it.
 type Thresholds struct {
-	// Limits holds the share of the expected value below which a figure is slow, by
-	// figure and compute capability ("9.0", or "any").
+	// Limits holds the share of the expected value below which a figure is slow, by figure and by link to the
+	// host ("pcie4", "c2c"), compute capability ("9.0") or "any".
 	Limits   map[string]map[string]float64 `json:"limits,omitempty"`
 	Outlier  *float64                      `json:"outlier,omitempty"`
 	Products []Product                     `json:"products,omitempty"`
+	Topology []Topology                    `json:"topology,omitempty"`
 }
 
 // Product holds the expected figures of one product.
@@ -51,6 +52,7 @@ type Product struct {
 	BF16       float64            `json:"bf16,omitempty"` // TFLOP/s, dense
 	NVLinks    int                `json:"nvlinks,omitempty"`
 	NVLinkRate float64            `json:"nvlinkGBps,omitempty"` // of one link, in one direction
+	C2CRate    float64            `json:"c2cGBps,omitempty"`    // to the CPU of its module, in one direction
 	Limits     map[string]float64 `json:"limits,omitempty"`
 }
 
@@ -102,13 +104,14 @@ func (t Thresholds) overriddenBy(over Thresholds) Thresholds {
 		t.Outlier = over.Outlier
 	}
 	t.Products = slices.Concat(over.Products, t.Products) // the first that has the name counts
+	t.Topology = slices.Concat(over.Topology, t.Topology)
 	return t
 }
 
 // Product finds a product by NVML's name for it. A simulated GPU is found by the name of
 // the product that it imitates.
 func (t Thresholds) Product(name string) (Product, bool) {
-	name = strings.TrimPrefix(name, "SIMULATED ")
+	name = productName(name)
 	for _, p := range t.Products {
 		if slices.Contains(p.Names, name) {
 			return p, true
@@ -117,16 +120,36 @@ func (t Thresholds) Product(name string) (Product, bool) {
 	return Product{}, false
 }
 
-// Share returns the least good share of the expected value, 0 if there is no limit.
-func (t Thresholds) Share(figure string, p Product, capability string) float64 {
+func productName(name string) string { return strings.TrimPrefix(name, "SIMULATED ") }
+
+// Share returns the least good share of the expected value, 0 if there is no limit. Of the keys, the first that
+// has one counts.
+func (t Thresholds) Share(figure string, p Product, keys ...string) float64 {
 	if own, ok := p.Limits[figure]; ok {
 		return own
 	}
 	limits := t.Limits[figure]
-	if share, ok := limits[capability]; ok {
-		return share
+	for _, key := range keys {
+		if share, ok := limits[key]; ok {
+			return share
+		}
 	}
 	return limits[anyCapability]
+}
+
+// rate returns a rate of the datasheet, in FLOP/s; 0 if it has none.
+func (p Product) rate(figure string) float64 {
+	switch figure {
+	case figureFP32:
+		return p.FP32 * 1e12
+	case figureBF16:
+		return p.BF16 * 1e12
+	}
+	return 0
+}
+
+func isHostLink(figure string) bool {
+	return figure == figureHostToDevice || figure == figureDeviceToHost
 }
 
 // BelowMedian returns the share below the median from which on a figure is an outlier.
@@ -137,7 +160,10 @@ func (t Thresholds) BelowMedian() float64 {
 	return *t.Outlier
 }
 
-var capabilityPattern = regexp.MustCompile(`^[1-9][0-9]?\.[0-9]$`)
+var (
+	capabilityPattern = regexp.MustCompile(`^[1-9][0-9]?\.[0-9]$`)
+	linkPattern       = regexp.MustCompile(`^(pcie[1-6]|c2c)$`)
+)
 
 // verify finds errors that the schema does not cover.
 func (t Thresholds) verify(source string) error {
@@ -150,7 +176,12 @@ func (t Thresholds) verify(source string) error {
 		}
 		for key, share := range limits {
 			at := "limits." + figure + "." + key
-			if key != anyCapability && !capabilityPattern.MatchString(key) {
+			link := isHostLink(figure)
+			switch {
+			case key == anyCapability, capabilityPattern.MatchString(key), link && linkPattern.MatchString(key):
+			case link:
+				return wrong(at, "want a link, such as pcie5 or c2c, a compute capability such as %q, in quotes, or any", "9.0")
+			default:
 				return wrong(at, "want a compute capability such as %q, in quotes, or any", "9.0")
 			}
 			if share < 0 || share > 1 {
@@ -167,6 +198,12 @@ func (t Thresholds) verify(source string) error {
 			return err
 		}
 	}
+	for i := range t.Topology {
+		if err := t.Topology[i].verify(); err != nil {
+			err.Source, err.Path = source, fmt.Sprintf("topology[%d].%s", i, err.Path)
+			return err
+		}
+	}
 	return nil
 }
 
@@ -174,7 +211,7 @@ func (p Product) verify() *config.Error {
 	if len(p.Names) == 0 || slices.Contains(p.Names, "") {
 		return &config.Error{Path: "names", Err: errors.New("want the names that nvidia-smi -L shows")}
 	}
-	for path, value := range map[string]float64{"fp32": p.FP32, "bf16": p.BF16, "nvlinks": float64(p.NVLinks), "nvlinkGBps": p.NVLinkRate} {
+	for path, value := range map[string]float64{"fp32": p.FP32, "bf16": p.BF16, "nvlinks": float64(p.NVLinks), "nvlinkGBps": p.NVLinkRate, "c2cGBps": p.C2CRate} {
 		if value < 0 {
 			return &config.Error{Path: path, Err: fmt.Errorf("want no negative number, have %v", value)}
 		}

@@ -13,7 +13,7 @@ func TestTheEmbeddedTable(t *testing.T) {
 	require.NoError(t, err)
 	seen := map[string]bool{}
 	for _, p := range table.Products {
-		require.Positive(t, p.FP32, p.Names)
+		require.True(t, p.FP32 > 0 || p.C2CRate > 0, p.Names)
 		for _, name := range p.Names {
 			require.False(t, seen[name], "%s is there twice", name)
 			seen[name] = true
@@ -26,14 +26,17 @@ func TestTheEmbeddedTable(t *testing.T) {
 	require.False(t, ok)
 	l4, _ := table.Product("NVIDIA L4")
 	for _, c := range []struct {
-		figure     string
-		product    Product
-		capability string
-		want       float64
+		figure  string
+		product Product
+		key     string
+		want    float64
 	}{
 		{figureCopy, h100, "9.0", 0.85},
 		{figureCopy, l4, "8.9", 0.75},
-		{figureHostToDevice, h100, "9.0", 0.85},
+		{figureHostToDevice, h100, "pcie5", 0.72},
+		{figureHostToDevice, h100, "pcie6", 0},
+		{figureDeviceToHost, h100, "c2c", 0.5},
+		{figureCopy, h100, "6.0", 0.6},
 		{figureFP32, h100, "9.0", 0.85},
 		{figureBF16, h100, "9.0", 0.55},
 		{figureBF16, h100, "8.0", 0.75},
@@ -41,7 +44,7 @@ func TestTheEmbeddedTable(t *testing.T) {
 		{figureFP32, l4, "8.9", 0},
 		{figureTriad, h100, "9.0", 0},
 	} {
-		require.Equal(t, c.want, table.Share(c.figure, c.product, c.capability), "%+v", c)
+		require.Equal(t, c.want, table.Share(c.figure, c.product, c.key), "%+v", c)
 	}
 	require.Equal(t, 0.1, table.BelowMedian())
 }
@@ -73,6 +76,14 @@ func TestErrorsNameTheField(t *testing.T) {
 		"products: [{names: [X], fp32: -1}]":              `f: products[0].fp32: want no negative number, have -1`,
 		"products: [{names: [X], limits: {copy: 2}}]":     `f: products[0].limits.copy: want a share between 0 and 1, have 2`,
 		"products: [{names: [X], limits: {cop: 0.2}}]":    `f: products[0].limits.cop: no such figure, did you mean "copy"?`,
+		"limits: {hostToDevice: {pcie7: 1}}":              `f: limits.hostToDevice.pcie7: want a link, such as pcie5 or c2c, a compute capability`,
+		"limits: {fp32: {pcie5: 1}}":                      `f: limits.fp32.pcie5: want a compute capability`,
+		"products: [{names: [X], c2cGBps: -1}]":           `f: products[0].c2cGBps: want no negative number, have -1`,
+		"topology: [{names: [X]}]":                        `f: topology[0].nvlinks: want nvlinks, pcieGeneration or pcieWidth`,
+		"topology: [{pci: [here], nvlinks: 0}]":           `f: topology[0].pci[0]: `,
+		"topology: [{nvlinks: -1}]":                       `f: topology[0].nvlinks: want no negative number, have -1`,
+		"topology: [{pcieGeneration: 9}]":                 `f: topology[0].pcieGeneration: want 1 to 6, have 9`,
+		"topology: [{pcieWidth: 64}]":                     `f: topology[0].pcieWidth: want 1 to 32, have 64`,
 		"products: [{names: [X], nvlinks: twelve}]":       "f: products",
 		"products: [{names: [X], nvlinks: 1, nvlink: 2}]": "f: products[0].nvlink: unknown key",
 	} {

@@ -90,6 +90,13 @@ func (w *nvmlWatch) lastCondition(id gpu.UUID) *gpu.Condition {
 	return nil
 }
 
+// readingsSoFar returns the readings so far.
+func (w *nvmlWatch) readingsSoFar() []Reading {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.readings)
+}
+
 // stopAndRead stops the process, after a last reading, and returns all readings and events,
 // and why events were not received, "" if they were.
 func (w *nvmlWatch) stopAndRead() ([]Reading, []gpu.Event, string) {

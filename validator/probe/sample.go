@@ -43,6 +43,8 @@ type SampleJob struct {
 	Path    string // of the program; "" where there is none
 	Args    []string
 	Devices []gpu.UUID // visible to it
+	MPSPipe string     // the folder of the pipes of an MPS control daemon, whose client it is to be; "": none
+	MPSShm  string     // the folder that the daemon's clients see as /dev/shm
 	CPUs    []int      // to run on; nil: any
 	LibDir  string     // of the driver's libraries
 	Timeout time.Duration
@@ -52,6 +54,7 @@ type SampleJob struct {
 type SampleAnswer struct {
 	Passed     *bool        `json:"passed"`
 	Error      string       `json:"error"`
+	Code       int          `json:"code"` // CUresult of the call that failed; 0: none did
 	Simulated  bool         `json:"simulated"`
 	UUID       string       `json:"uuid"`
 	Figures    []Figure     `json:"figures"`
@@ -86,12 +89,33 @@ type WrongValue struct {
 	Pattern string `json:"pattern"`
 }
 
+// Results of CUDA (CUresult in cuda.h; the runtime's cudaError_t has the same numbers) that a GPU in good
+// health gives where others use it.
+const (
+	CUDAOutOfMemory       = 2
+	CUDADeviceUnavailable = 46  // the compute mode admits no further process
+	cudaMPSFirst          = 805 // from here on: the MPS daemon has no room for another client, or restarts
+	cudaMPSLast           = 809
+)
+
 // SampleResult is the result of a SampleJob.
 type SampleResult struct {
 	Outcome SampleOutcome
 	Answer  SampleAnswer
 	Message string // why, unless it passed
+	Ran     bool   // the program was started
 	Elapsed time.Duration
+}
+
+// MeansInUse reports whether the sample failed in a way in which it fails on a good GPU that others use.
+// Whether anybody uses the GPU is for the caller to find out.
+func (r SampleResult) MeansInUse() bool {
+	return r.Outcome == SampleFailed && MeansInUse(r.Answer.Code)
+}
+
+// MeansInUse reports whether a call of CUDA that fails on a good GPU that others use has this result.
+func MeansInUse(code int) bool {
+	return code == CUDAOutOfMemory || code == CUDADeviceUnavailable || code >= cudaMPSFirst && code <= cudaMPSLast
 }
 
 const (
@@ -125,6 +149,9 @@ func RunSample(ctx context.Context, j SampleJob) SampleResult {
 		"LD_LIBRARY_PATH=" + j.LibDir,
 		"CUDA_CACHE_DISABLE=1", // a read-only root has no place for one
 	}
+	if j.MPSPipe != "" {
+		cmd.Env = append(cmd.Env, "CUDA_MPS_PIPE_DIRECTORY="+j.MPSPipe)
+	}
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &limited{&stdout, maxAnswer}, &limited{&stderr, maxSampleErrors}
 	// At its deadline its whole process group is killed; when the validator dies, the program alone.
@@ -133,12 +160,19 @@ func RunSample(ctx context.Context, j SampleJob) SampleResult {
 	cmd.WaitDelay = sampleGrace
 
 	start := time.Now()
-	err := startNear(cmd, j.CPUs)
+	begin, end := func(c *exec.Cmd) error { return startNear(c, j.CPUs) }, func() {}
+	var err error
+	if j.MPSPipe == "" {
+		err = begin(cmd)
+	} else {
+		end, err = startWithShm(cmd, j.MPSShm, begin)
+	}
+	defer end()
 	if err == nil {
 		err = cmd.Wait()
 	}
 	r := evaluateSample(j, err, stdout.Bytes(), stderr.String())
-	r.Elapsed = time.Since(start)
+	r.Ran, r.Elapsed = cmd.Process != nil, time.Since(start)
 	if ctx.Err() != nil && r.Outcome != SamplePassed {
 		r.Outcome, r.Message = SampleNoResult, fmt.Sprintf("no result in %v", j.Timeout.Round(100*time.Millisecond))
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"io"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -63,6 +64,39 @@ func TestHowASampleEnds(t *testing.T) {
 			require.LessOrEqual(t, len(r.Message), 1000)
 		})
 	}
+}
+
+func TestASampleOnAGPUInUseGivesACode(t *testing.T) {
+	for code, inUse := range map[string]bool{
+		`"code": 2, `: true, `"code": 46, `: true, `"code": 807, `: true, `"code": 700, `: false, `"code": 804, `: false, ``: false, `"code": "46", `: false,
+	} {
+		r := RunSample(t.Context(), job(t, `echo '{"passed": false, `+code+`"error": "cuDevicePrimaryCtxRetain: error 46"}'; exit 1`))
+		require.Equal(t, SampleFailed, r.Outcome)
+		require.Equal(t, inUse, r.MeansInUse(), code)
+	}
+	r := RunSample(t.Context(), job(t, `echo '{"passed": false, "code": 46, "error": "element 7"}'; exit 3`))
+	require.False(t, r.MeansInUse(), "a wrong result is one")
+}
+
+func TestASampleIsAClientOfMPS(t *testing.T) {
+	shm := t.TempDir()
+	j := job(t, `[ "$CUDA_MPS_PIPE_DIRECTORY" = /mps/pipe ] && echo '`+good+`'`)
+	j.MPSPipe, j.MPSShm = "/mps/pipe", shm
+	require.Equal(t, SamplePassed, RunSample(t.Context(), j).Outcome)
+	if os.Geteuid() != 0 {
+		t.Skip("mounting needs root")
+	}
+	require.NoError(t, os.WriteFile(filepath.Join(shm, "servers"), nil, 0o644))
+	j = job(t, `[ -e /dev/shm/servers ] && echo '`+good+`'`)
+	j.MPSPipe, j.MPSShm = "/mps/pipe", shm
+	r := RunSample(t.Context(), j)
+	require.Equal(t, SamplePassed, r.Outcome, r.Message)
+	require.NoFileExists(t, "/dev/shm/servers", "this process keeps its own")
+	j.Path = filepath.Join(t.TempDir(), "nothing")
+	require.Equal(t, SampleFailed, RunSample(t.Context(), j).Outcome)
+	hangs := job(t, `sleep 1000 & wait`)
+	hangs.MPSPipe, hangs.MPSShm, hangs.Timeout = "/mps/pipe", shm, time.Second
+	require.Equal(t, SampleNoResult, RunSample(t.Context(), hangs).Outcome)
 }
 
 func TestAHangingSampleIsKilled(t *testing.T) {

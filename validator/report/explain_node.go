@@ -141,6 +141,7 @@ func (r *nodeReport) addOffer(node check.Node) {
 		return
 	}
 	info := state.DevicePlugin
+	addNotes(s, info.Inventory)
 	if info.Serve == nodestate.ServeDRA {
 		addInventory(s, info.Devices())
 		s.Since = state.Time
@@ -172,6 +173,15 @@ func (r *nodeReport) addOffer(node check.Node) {
 		return
 	}
 	s.Message = "the device plugin is not registered with the kubelet"
+}
+
+// addNotes adds what people should know of GPUs that are offered nevertheless.
+func addNotes(s *explain.Stage, all []nodestate.GPU) {
+	for _, g := range all {
+		for _, n := range g.Notes {
+			s.Notes = append(s.Notes, fmt.Sprintf("%s: %s: %s", g.UUID, n.Reason, n.Message))
+		}
+	}
 }
 
 // addInventory adds the devices that gpu-dra-driver offers. Whether it does is shown by its pod and by

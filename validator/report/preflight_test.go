@@ -24,7 +24,7 @@ import (
 func newResult(t *testing.T, simulated bool, change func(s *preflight.Observations, r *preflight.Result)) preflight.Result {
 	node := gputest.Node("h100-sxm", 5)
 	node.Devices[4] = gputest.WithMIG(node.Devices[4], "3g.40gb", "1g.10gb")
-	s := preflight.Observations{Snapshot: node, Readings: []preflight.Reading{{Conditions: map[gpu.UUID]gpu.Condition{}}}}
+	s := preflight.Observations{Snapshot: node, Readings: []preflight.Reading{{Loaded: true, Conditions: map[gpu.UUID]gpu.Condition{}}}}
 	r := preflight.Result{
 		Schema: preflight.ResultSchema, Simulated: simulated, Node: "node-1", Version: "v1.2.3", Driver: "580.95.05", CUDA: "13.0",
 		Time: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), Seconds: 8.4,
@@ -32,6 +32,7 @@ func newResult(t *testing.T, simulated bool, change func(s *preflight.Observatio
 	passed := true
 	for i, d := range node.Devices {
 		g := preflight.GPU{Index: string(rune('0' + i)), UUID: d.UUID, Product: d.Product, PCI: d.PCI, Slot: string(rune('1' + i)), Compute: d.Compute.String()}
+		g.Port = &preflight.Port{MaxGeneration: 5, MaxWidth: 16, Above: &preflight.Link{Generation: 5, Width: 16}}
 		r.GPUs = append(r.GPUs, g)
 		c := gpu.Condition{PCIe: gpu.PCIe{Generation: 5, MaxGeneration: 5, Width: 16, MaxWidth: 16}}
 		c.NVLinks.Up = []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17}
@@ -45,6 +46,7 @@ func newResult(t *testing.T, simulated bool, change func(s *preflight.Observatio
 		}
 		for k, m := range d.MIG {
 			part := g
+			part.Port = nil
 			part.Index, part.UUID, part.Parent, part.Profile = g.Index+":"+string(rune('0'+k)), m.UUID, d.UUID, m.Profile
 			r.GPUs = append(r.GPUs, part)
 			ids = append(ids, m.UUID)

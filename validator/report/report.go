@@ -92,6 +92,17 @@ type layerJSON struct {
 	Message   string               `json:"message,omitempty"`
 	Action    string               `json:"action,omitempty"`
 	Notes     []string             `json:"notes,omitempty"`
+	Unproven  []unprovenJSON       `json:"unproven,omitempty"`
+}
+
+// unprovenJSON is a GPU or MIG device that is not proven now, since others use it.
+type unprovenJSON struct {
+	GPU       gpu.UUID   `json:"gpu"`
+	Reason    gpu.Reason `json:"reason"`
+	Code      int        `json:"code,omitempty"` // CUresult of the sample
+	Message   string     `json:"message"`
+	Pods      []string   `json:"pods,omitempty"`
+	Processes []uint32   `json:"processes,omitempty"`
 }
 
 func (r Report) writeJSON(w io.Writer) error {
@@ -106,6 +117,13 @@ func (r Report) writeJSON(w io.Writer) error {
 		}
 		if f := o.NotReady; f != nil {
 			l.Reason, l.Message, l.Action = f.Reason, f.Message, f.Action
+		}
+		for _, u := range o.Unproven {
+			one := unprovenJSON{GPU: u.Unit.UUID, Reason: u.Reason, Code: u.Code, Message: u.Message, Pods: u.Pods}
+			for _, p := range u.Processes {
+				one.Processes = append(one.Processes, p.PID)
+			}
+			l.Unproven = append(l.Unproven, one)
 		}
 		d.Simulated = d.Simulated || o.Simulated()
 		d.Layers = append(d.Layers, l)

@@ -83,6 +83,9 @@ func CheckDriver(ctx context.Context, node check.Node, read ReadNVML) (check.Dri
 		LibDir:  filepath.Dir(reading.Library),
 		GPUs:    s.Devices,
 	}
+	if !d.Info.Simulated {
+		d.Module = openKernel(node).Loading("nvidia")
+	}
 	if PartitionsOnDemand(node) {
 		d.OnDemand, d.GPUs = true, s.Clone().Devices
 		for i := range d.GPUs {

@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -100,6 +101,40 @@ func TestADriverThatWorksIsProven(t *testing.T) {
 	require.Equal(t, "/", o.Proof.Driver.Root)
 	require.Equal(t, m.path(libDir), d.LibDir)
 	require.Len(t, d.Units(), 2)
+}
+
+// A driver of the same version may be another build, or have been loaded again.
+func TestEachLoadingOfTheDriverIsAnother(t *testing.T) {
+	m := newDriverMachine(t, 1)
+	loaded := m.path("sys/module/nvidia")
+	load := func(build string) {
+		m.File("sys/module/next/srcversion", build+"\n") // beside the other, so that its number is not used again
+		m.remove("sys/module/nvidia")
+		require.NoError(t, os.Rename(m.path("sys/module/next"), loaded))
+	}
+	files := func() string {
+		d, o := m.check()
+		require.Equal(t, check.Passed, o.Kind, "%+v", o.NotReady)
+		return d.Files()
+	}
+	bare := files()
+	load("533BB7E5866E52F63B9ACCB")
+	first := files()
+	require.NotEqual(t, bare, first)
+	require.NoError(t, os.Chtimes(loaded, time.Unix(1, 0), time.Unix(1, 0)))
+	require.Equal(t, first, files(), "the folder's times are those of a look at it")
+	m.File("sys/module/nvidia/srcversion", "9A0CC2E1D5866E52F63B9AC\n")
+	require.NotEqual(t, first, files(), "another build")
+	load("533BB7E5866E52F63B9ACCB")
+	again := files()
+	require.NotEqual(t, first, again, "the same build, loaded again")
+	m.remove("sys/module/nvidia/srcversion")
+	require.NotEqual(t, again, files(), "a module without it")
+
+	m.source.Update(func(s *gpu.Snapshot) { s.Driver.Simulated = true })
+	simulated := files()
+	load("533BB7E5866E52F63B9ACCB")
+	require.Equal(t, simulated, files(), "a simulated driver has no module: this is the host's")
 }
 
 func TestEachFaultIsNamed(t *testing.T) {

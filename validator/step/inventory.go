@@ -2,8 +2,11 @@ package step
 
 import (
 	"cmp"
+	"context"
 	"fmt"
+	"slices"
 	"strings"
+	"time"
 
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/nodestate"
@@ -68,7 +71,7 @@ func checkInventory(node check.Node, driver check.Driver, s nodestate.State) che
 	}
 	for _, g := range s.DevicePlugin.Inventory {
 		if !g.MIGEnabled || driver.OnDemand {
-			compare(g.UUID, "", g.Condition) // it is offered as a whole, or is partitioned by claims
+			compare(g.UUID, "", g.WholeCondition()) // it is offered as a whole, or is partitioned by claims
 			continue
 		}
 		for _, m := range g.MIG {
@@ -90,6 +93,22 @@ func checkInventory(node check.Node, driver check.Driver, s nodestate.State) che
 		Driver: &driver.Info, HostRoot: node.Root.Dir(), DevRoot: driver.DevRoot, GPUs: healthy,
 		Summary: fmt.Sprintf("%s for gpu-dra-driver", countOf(healthy, "device")),
 	}, notes...)
+}
+
+// withHolders returns the outcome with the pods that hold the devices, if the kubelet tells: nobody is refused a
+// GPU because it does not.
+func withHolders(ctx context.Context, node check.Node, plugin nodestate.DevicePluginInfo, ask readAccount, o check.Outcome) check.Outcome {
+	asked := time.Now()
+	account, err := ask(ctx, node.Root.Path(node.PodResources))
+	if err != nil {
+		return o
+	}
+	o.Holders, o.HoldersTime = account.holders(plugin), asked
+	// No event tells that the pod of a broken device has ended.
+	o.Retry = o.Retry || slices.ContainsFunc(plugin.Devices(), func(d nodestate.Device) bool {
+		return d.Health == nodestate.Unhealthy && len(o.Holders[d.GPU]) > 0
+	})
+	return o
 }
 
 // Reasons of a node whose GPUs gpu-dra-driver is to offer, and does not.

@@ -1,6 +1,7 @@
 package step
 
 import (
+	"errors"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -49,6 +50,17 @@ func TestANodeServedByDRAIsComparedWithItsInventory(t *testing.T) {
 	require.Equal(t, 2, o.Proof.GPUs)
 	require.Contains(t, o.Notes[1], "is not offered: the configuration leaves it out")
 
+	require.Empty(t, o.Holders)
+	sick.kubelet.Claimed = map[gpu.UUID][]string{sick.driver.GPUs[1].UUID: {"team/train", "team/eval"}}
+	o = sick.check(t)
+	require.Equal(t, []string{"team/eval", "team/train"}, o.Holders[sick.driver.GPUs[1].UUID])
+	require.False(t, o.HoldersTime.IsZero())
+	require.True(t, o.Retry, "nothing tells when the pods have ended")
+	sick.err = errors.New("connection refused")
+	o = sick.check(t)
+	require.Equal(t, check.Passed, o.Kind, "claims do not need it")
+	require.Zero(t, o.HoldersTime)
+
 	partitioned := served(t) // its partitions come and go with claims, faster than the driver is read
 	partitioned.state.DevicePlugin.MIG = nodestate.MIGDynamic
 	require.NoError(t, nodestate.Write(partitioned.StatePath(nodestate.DevicePlugin), partitioned.state))
@@ -59,6 +71,10 @@ func TestANodeServedByDRAIsComparedWithItsInventory(t *testing.T) {
 	o = partitioned.check(t)
 	require.Equal(t, check.Passed, o.Kind, o)
 	require.Equal(t, 3, o.Proof.GPUs)
+	// A tenant's program has made its own partition fault.
+	partitioned.state.DevicePlugin.Inventory[0].Condition = nodestate.Condition{Health: nodestate.Unhealthy, Reason: gpu.ReasonXID}
+	partitioned.state.DevicePlugin.Inventory[0].Whole = &nodestate.Condition{Health: nodestate.Healthy}
+	require.Equal(t, 3, partitioned.check(t).Proof.GPUs)
 
 	for name, c := range map[string]struct {
 		change func(*pluginTestNode)

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/validator/check"
@@ -68,6 +69,23 @@ func (v kernelView) Version(module string) string {
 		return "version " + version
 	}
 	return "of unknown version"
+}
+
+// Loading identifies one loading of a module: by its build, and by the number of its folder, of which the kernel
+// gives each loading another. The folder's times say nothing: they are those of somebody's first look at it.
+func (v kernelView) Loading(module string) string {
+	dir := path.Join("/sys/module", module)
+	build := v.Read(path.Join(dir, "srcversion"))
+	for _, root := range v.roots {
+		info, err := v.node.Root.Stat(path.Join(root, dir))
+		if err != nil {
+			continue
+		}
+		if stat, ok := info.Sys().(*syscall.Stat_t); ok && info.IsDir() {
+			return fmt.Sprintf("%.64q %d", build, stat.Ino)
+		}
+	}
+	return ""
 }
 
 // Missing returns the modules that are not loaded.

@@ -20,6 +20,7 @@ import (
 const (
 	reasonPluginSilent        gpu.Reason = "DevicePluginSilent"
 	reasonPluginStopped       gpu.Reason = "DevicePluginStopped" // the device plugin's own
+	reasonPluginStarting      gpu.Reason = "Starting"            // the device plugin's own
 	reasonPluginRefused       gpu.Reason = "ConfigRefused"       // the device plugin's own
 	reasonPluginStateInvalid  gpu.Reason = "DevicePluginStateInvalid"
 	reasonPluginNotRegistered gpu.Reason = "DevicePluginNotRegistered"
@@ -42,6 +43,8 @@ const correctAction = "correct that setting: a variable in devicePlugin.env of t
 type Account struct {
 	Allocatable map[string]map[string]bool   // device IDs by resource
 	Allocated   map[string]map[string]string // the pod ("namespace/name") that holds a device, by resource and device ID
+	Claimed     map[gpu.UUID][]string        // the pods that hold a GPU or MIG device by claims
+	claims      []podClaim                   // of which Claimed is made
 }
 
 // readAccount reads the kubelet's account from its PodResources socket, a path of this process.
@@ -63,11 +66,12 @@ type Workload interface {
 // It compares three accounts: the driver's, the device plugin's state, and the kubelet's,
 // from its PodResources API. Each difference is named.
 func checkPlugin(ctx context.Context, node check.Node, driver check.Driver, ask readAccount, workload Workload) check.Outcome {
+	ask = leaveOutAdmin(node, ask)
 	if state, is := servedByDRA(node); is {
 		if workload != nil {
 			workload.Forget()
 		}
-		return checkInventory(node, driver, state)
+		return withHolders(ctx, node, *state.DevicePlugin, ask, checkInventory(node, driver, state))
 	}
 	accounts, free := compareAccounts(ctx, node, driver, ask)
 	switch {
@@ -90,6 +94,7 @@ func checkPlugin(ctx context.Context, node check.Node, driver check.Driver, ask 
 func compareAccounts(ctx context.Context, node check.Node, driver check.Driver, ask readAccount) (o check.Outcome, free string) {
 	state, err := node.State(nodestate.DevicePlugin)
 	if failed := pluginNotRegistered(state, err); failed != nil {
+		failed.Away = absence(state, err)
 		return *failed, ""
 	}
 	a, err := waitForAgreement(ctx, node, driver, *state.DevicePlugin, ask)
@@ -99,12 +104,16 @@ func compareAccounts(ctx context.Context, node check.Node, driver check.Driver, 
 	}
 	defer func() { o.Holders, o.HoldersTime = a.kubelet.holders(a.plugin), a.time }()
 	if len(a.differences) > 0 && a.others == 0 {
-		return check.Fail(ReasonAllocatableShort, fmt.Sprintf("%s fewer can be allocated than the driver sees: %s", countOf(a.short, "device"), strings.Join(a.differences, "; ")),
-			"see the log of gpu-device-plugin, and of the kubelet, which takes a few seconds after a change"), ""
+		o = check.Fail(ReasonAllocatableShort, fmt.Sprintf("%s fewer can be allocated than the driver sees: %s", countOf(a.short, "device"), strings.Join(a.differences, "; ")),
+			"see the log of gpu-device-plugin, and of the kubelet, which takes a few seconds after a change")
+		o.Away = check.Waiting
+		return o, ""
 	}
 	if len(a.differences) > 0 {
-		return check.Fail(ReasonAllocatableDiffers, strings.Join(a.differences, "; "),
-			"see the log of gpu-device-plugin; the kubelet takes a few seconds after a change"), ""
+		o = check.Fail(ReasonAllocatableDiffers, strings.Join(a.differences, "; "),
+			"see the log of gpu-device-plugin; the kubelet takes a few seconds after a change")
+		o.Away = check.Waiting
+		return o, ""
 	}
 	resources, total := map[string]int{}, 0
 	for _, r := range a.plugin.Resources {
@@ -149,9 +158,13 @@ func (k Account) Held(pod string) []string {
 	return ids
 }
 
-// holders returns the sorted pods that hold each GPU and MIG device that the device plugin offers.
+// holders returns the sorted pods that hold each GPU and MIG device: those that the device plugin offers, and any
+// by claims.
 func (k Account) holders(plugin nodestate.DevicePluginInfo) map[gpu.UUID][]string {
 	pods := map[gpu.UUID][]string{}
+	for id, by := range k.Claimed {
+		pods[id] = slices.Sorted(slices.Values(by))
+	}
 	for _, r := range plugin.Resources {
 		held := k.Allocated[r.Name]
 		if len(held) == 0 {
@@ -238,6 +251,20 @@ func pluginNotRegistered(s nodestate.State, err error) *check.Outcome {
 			pluginAction(s, "see the log of gpu-device-plugin and that the kubelet runs"))
 	}
 	return nil
+}
+
+// absence returns how far a device plugin that is not registered is from serving, if it may be being
+// replaced.
+func absence(s nodestate.State, err error) check.Absence {
+	switch {
+	case err != nil:
+		return check.Present
+	case s.Reason == reasonPluginStopped || s.Reason == reasonPluginStarting:
+		return check.Stopped
+	case s.Phase == nodestate.Waiting:
+		return check.Waiting
+	}
+	return check.Present
 }
 
 // pluginAction returns the action for the reason of a device plugin that does not serve: correctAction

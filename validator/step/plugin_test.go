@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/gpu/gputest"
@@ -305,4 +306,19 @@ func TestFreeNamesAResourceWithAFreeDevice(t *testing.T) {
 func TestManyDevicesAreCounted(t *testing.T) {
 	require.Equal(t, "a, b, c and 5 more", listSome([]string{"a", "b", "c", "d", "e", "f", "g", "h"}))
 	require.Equal(t, "a, b, c", listSome([]string{"a", "b", "c"}))
+}
+
+func TestTheKubeletsAccountHasClaims(t *testing.T) {
+	container := func(driver string, devices ...string) *podresources.ContainerResources {
+		r := &podresources.ClaimResource{DriverName: driver}
+		for _, d := range devices {
+			r.CdiDevices = append(r.CdiDevices, &podresources.CDIDevice{Name: d})
+		}
+		return &podresources.ContainerResources{Name: "main", DynamicResources: []*podresources.DynamicResource{{ClaimResources: []*podresources.ClaimResource{r}}}}
+	}
+	a := collectAccount(&podresources.AllocatableResourcesResponse{}, &podresources.ListPodResourcesResponse{PodResources: []*podresources.PodResources{
+		{Namespace: "team", Name: "a", Containers: []*podresources.ContainerResources{container("gpu.nvidia.com", "k8s.gpuready.io/gpu=GPU-0", "k8s.gpuready.io/mps=GPU-0")}},
+		{Namespace: "team", Name: "b", Containers: []*podresources.ContainerResources{container("gpu.nvidia.com", "k8s.gpuready.io/gpu=GPU-0"), container("dra.net", "x=GPU-1")}},
+	}})
+	require.Equal(t, map[gpu.UUID][]string{"GPU-0": {"team/a", "team/b"}}, a.Claimed)
 }

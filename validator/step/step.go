@@ -28,13 +28,14 @@ var optional = []check.Step{
 // NewPipeline returns the pipeline with the steps of the wanted optional layers. readNVML reads the
 // GPUs. workload runs a pod with a GPU; nil: none is run.
 func NewPipeline(readNVML ReadNVML, workload Workload, wanted []readiness.Layer) check.Pipeline {
+	cuda := &cudaCheck{}
 	p := check.Pipeline{
 		Driver: func(ctx context.Context, n check.Node) (check.Driver, check.Outcome) {
 			return CheckDriver(ctx, n, readNVML)
 		},
 		Steps: []check.Step{
 			{Layer: readiness.Toolkit, Check: checkToolkit},
-			{Layer: readiness.CUDA, Check: checkCUDA},
+			{Layer: readiness.CUDA, Check: cuda.check},
 			{Layer: readiness.Plugin, Check: func(ctx context.Context, n check.Node, d check.Driver) check.Outcome {
 				return checkPlugin(ctx, n, d, ReadKubelet, workload)
 			}},

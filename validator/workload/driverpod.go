@@ -3,6 +3,7 @@ package workload
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync"
 	"time"
@@ -130,7 +131,7 @@ func (w *DriverPod) runPod(ctx context.Context) (subject string, passed bool) {
 	if subject == "" {
 		return "", false
 	}
-	took, err := w.prove(run, job{driver: driver})
+	took, err := w.proveUnused(run, driver)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if run.Err() != nil {
@@ -141,6 +142,16 @@ func (w *DriverPod) runPod(ctx context.Context) (subject string, passed bool) {
 	w.setResult(took, err)
 	notify(w.updates)
 	return subject, err == nil
+}
+
+// proveUnused runs the pod, unless others use GPUs: it gets all of them.
+func (w *DriverPod) proveUnused(ctx context.Context, driver check.Driver) (took time.Duration, err error) {
+	if w.InUse != nil {
+		if who := w.InUse(ctx, driver); who != "" {
+			return 0, newUnproven(ReasonInUse, fmt.Errorf("GPUs are in use: %s", who), "nothing: it is run once they are free")
+		}
+	}
+	return w.prove(ctx, job{driver: driver})
 }
 
 // setResult stores a result and logs it if it differs from the one before.

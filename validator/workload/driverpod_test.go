@@ -98,6 +98,27 @@ func TestTheDriversPodRunsOncePerProof(t *testing.T) {
 	require.Equal(t, check.Passed, await(t, w).Kind)
 }
 
+func TestTheDriversPodWaitsForGPUsInUse(t *testing.T) {
+	s := newStage(t, time.Minute)
+	s.server.OnPod(ended(corev1.PodSucceeded, 0, ranOn(2)))
+	asked := 0
+	s.runner.InUse = func(_ context.Context, d check.Driver) string {
+		require.Len(t, d.GPUs, 2)
+		if asked++; asked < 3 {
+			return "GPU 0: held by pod default/job"
+		}
+		return ""
+	}
+	w := s.driverPod()
+	w.Proven(s.driver)
+	o := await(t, w)
+	require.Equal(t, check.Pending, o.Kind, "no failure")
+	require.Equal(t, ReasonInUse, o.NotReady.Reason)
+	require.Contains(t, o.NotReady.Message, "held by pod default/job")
+	s.until(func() bool { return s.server.Pod(driverKey) != nil })
+	require.Equal(t, 3, asked, "no pod before they are free")
+}
+
 func TestWithdrawCancelsARunningPod(t *testing.T) {
 	s := newStage(t, time.Minute)
 	w := s.driverPod()

@@ -132,6 +132,7 @@ type podAnswer struct {
 	Passed    *bool    `json:"passed"`
 	Simulated bool     `json:"simulated"`
 	Error     string   `json:"error,omitempty"`
+	Code      int      `json:"code,omitempty"` // CUresult of the call that failed; 0: none did
 	UUID      gpu.UUID `json:"uuid,omitempty"`
 	// Ran counts the units on which the sample passed, where units were named.
 	Ran int `json:"ran,omitempty"`

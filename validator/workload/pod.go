@@ -55,12 +55,15 @@ const (
 
 // podName returns the pod's name, derived from role and Node alone. So there is one pod at a
 // time, and a new process finds the one that an earlier process left, of any boot.
-func (c Config) podName() string {
-	if len(c.Node) > LongestNode {
-		sum := sha256.Sum256([]byte(c.Node))
-		return string(c.role) + "-" + hex.EncodeToString(sum[:16])
+func (c Config) podName() string { return PodName(c.role, c.Node) }
+
+// PodName returns the name of a role's pod on a Node.
+func PodName(role Role, node string) string {
+	if len(node) > LongestNode {
+		sum := sha256.Sum256([]byte(node))
+		return string(role) + "-" + hex.EncodeToString(sum[:16])
 	}
-	return string(c.role) + "-" + c.Node
+	return string(role) + "-" + node
 }
 
 // podTimeout returns the time limit of the pod, image pull included.

@@ -17,6 +17,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/validator/check"
 	"github.com/gpuready/gpuready/validator/kube"
 )
 
@@ -40,6 +42,12 @@ type Config struct {
 	// Allocated asks the kubelet for the devices allocated to a pod, "namespace/name";
 	// nil: not asked.
 	Allocated func(ctx context.Context, pod string) ([]string, error)
+	// InUse returns who uses the driver's GPUs, so that the driver's pod must not run on them; "": nobody.
+	// nil: it is not asked.
+	InUse func(ctx context.Context, driver check.Driver) string
+	// FailedInUse returns who else uses a GPU or MIG device on which the sample failed with this CUresult, "":
+	// nobody. nil: it is not asked.
+	FailedInUse func(ctx context.Context, driver check.Driver, id gpu.UUID, code int) string
 	// NodeRuntime returns the known facts about kubelet and runtime; nil: none are known.
 	NodeRuntime func() NodeRuntime
 

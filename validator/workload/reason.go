@@ -35,6 +35,7 @@ const (
 	ReasonNoScheduler gpu.Reason = "NoScheduler"
 	ReasonForbidden   gpu.Reason = "WorkloadForbidden"
 	ReasonAPI         gpu.Reason = "APIServerUnreachable"
+	ReasonInUse       gpu.Reason = "GPUInUse"
 )
 
 // refused is the error of a pod that shows that the layer is not ready.

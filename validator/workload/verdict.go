@@ -3,6 +3,7 @@ package workload
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 	"github.com/gpuready/gpuready/validator/check"
+	"github.com/gpuready/gpuready/validator/probe"
 )
 
 // allocatedTimeout bounds a query of the kubelet about one pod.
@@ -36,7 +38,7 @@ func (t *attempt) observe(ctx context.Context, now *corev1.Pod) (done bool, err 
 	t.last = now
 	t.place.observe(now)
 	t.readDevices(ctx)
-	return t.judge(now)
+	return t.judge(ctx, now)
 }
 
 // readDevices reads the devices of the pod until they are known: the kubelet does not
@@ -52,12 +54,15 @@ func (t *attempt) readDevices(ctx context.Context) {
 }
 
 // judge reports whether a state of the pod is final, and why the pod did not pass.
-func (t *attempt) judge(p *corev1.Pod) (done bool, err error) {
+func (t *attempt) judge(ctx context.Context, p *corev1.Pod) (done bool, err error) {
 	switch p.Status.Phase {
 	case corev1.PodSucceeded:
 		return true, t.verifyPassed(terminated(p).Message)
 	case corev1.PodFailed:
 		if err := t.endedByOthers(p); err != nil {
+			return true, err
+		}
+		if err := t.inUseError(ctx, p); err != nil {
 			return true, err
 		}
 		return true, t.failureError(p)
@@ -95,6 +100,22 @@ func (c Config) endedByOthers(p *corev1.Pod) error {
 		return why(reason, p.Status.Message)
 	}
 	return nil
+}
+
+// inUseError returns who uses the GPU that the pod was given, if its sample failed as it does on a good GPU that
+// others use, such as programs outside of Kubernetes; nil: nobody is known, so that the failure counts.
+func (t *attempt) inUseError(ctx context.Context, p *corev1.Pod) error {
+	var a podAnswer
+	_ = json.Unmarshal([]byte(terminated(p).Message), &a) // what is no answer has no code
+	if t.FailedInUse == nil || !probe.MeansInUse(a.Code) {
+		return nil
+	}
+	who := t.FailedInUse(ctx, t.driver, a.UUID, a.Code)
+	if who == "" {
+		return nil
+	}
+	return newUnproven(ReasonInUse, fmt.Errorf("vectorAdd in %s ended with %s: the GPU is in use: %s", t.role.describe(), record.Clean(a.Error, 500), who),
+		"nothing: it is tried again")
 }
 
 // failureError returns the error of a failed pod: the kubelet did not admit it, the runtime did

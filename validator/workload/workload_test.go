@@ -16,6 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/gpu/gputest"
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/internal/readiness"
@@ -376,4 +377,39 @@ func TestProveMayBeCalledConcurrently(t *testing.T) {
 func TestAWrappedRefusalIsRecognised(t *testing.T) {
 	_, is := errors.AsType[*refused](fmt.Errorf("wrapped: %w", refuse(ReasonFailed, "m", "a")))
 	require.True(t, is)
+}
+
+// Programs outside of Kubernetes use GPUs that the kubelet gives to pods.
+func TestAPodThatIsGivenAGPUInUseHasNotFailed(t *testing.T) {
+	for name, c := range map[string]struct {
+		message, who string
+		kind         check.Kind
+	}{
+		"somebody has it":          {fmt.Sprintf(`{"passed":false,"error":"out of memory","code":2,"uuid":%q,"devices":1}`, gputest.GPU(1)), "used by process 4711", check.Passed},
+		"nobody has it":            {fmt.Sprintf(`{"passed":false,"error":"out of memory","code":2,"uuid":%q,"devices":1}`, gputest.GPU(1)), "", check.Failed},
+		"another error":            {fmt.Sprintf(`{"passed":false,"error":"illegal address","code":700,"uuid":%q,"devices":1}`, gputest.GPU(1)), "used by process 4711", check.Failed},
+		"an answer without a code": {`{"passed":false,"error":"element 7","devices":1}`, "used by process 4711", check.Failed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newStage(t, time.Minute)
+			s.runner.FailedInUse = func(_ context.Context, d check.Driver, id gpu.UUID, code int) string {
+				require.Equal(t, s.driver, d)
+				require.Equal(t, gputest.GPU(1), id)
+				require.Equal(t, 2, code)
+				return c.who
+			}
+			s.server.OnPod(ended(corev1.PodFailed, 1, c.message))
+			s.run()
+			s.prove(offered)
+			o := s.waitForNews()
+			require.Equal(t, c.kind, o.Kind, "%+v", o.NotReady)
+			if c.kind == check.Failed {
+				require.Equal(t, ReasonFailed, o.NotReady.Reason)
+				return
+			}
+			require.True(t, o.Retry)
+			require.Contains(t, o.Notes[0], "not proven by a pod: GPUInUse: ")
+			require.Contains(t, o.Notes[0], "out of memory: the GPU is in use: used by process 4711")
+		})
+	}
 }

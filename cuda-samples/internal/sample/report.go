@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gpuready/gpuready/cuda-samples/driver"
 	"github.com/gpuready/gpuready/internal/version"
 )
 
@@ -19,6 +20,7 @@ type Report struct {
 	Passed     bool               `json:"passed"`
 	Error      string             `json:"error,omitempty"`
 	Next       string             `json:"next,omitempty"` // what to do about the error
+	Code       int                `json:"code,omitempty"` // CUresult of the driver's call that failed (cuda.h)
 	Simulated  bool               `json:"simulated"`
 	CUDA       string             `json:"cuda,omitempty"` // the newest that the driver supports
 	Device     string             `json:"device,omitempty"`
@@ -85,6 +87,9 @@ func (r *Report) conclude(err error) {
 	r.Error, r.Next = strings.ReplaceAll(err.Error(), "\n", "; "), nextAction(err)
 	if wrong, ok := errors.AsType[*WrongError](err); ok {
 		r.Wrong, r.WrongCount = wrong.Wrong, wrong.Count
+	}
+	if failed, ok := errors.AsType[*driver.Error](err); ok {
+		r.Code = failed.Code
 	}
 }
 

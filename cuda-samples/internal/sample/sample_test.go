@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuready/gpuready/cuda-samples/driver"
 	"github.com/gpuready/gpuready/test/lab/leak"
 )
 
@@ -88,6 +89,24 @@ func TestReportHoldsTheSamplesFields(t *testing.T) {
 		require.NoError(t, json.Unmarshal([]byte(stdout), &own))
 		require.Equal(t, 7, own.Elements)
 		require.Equal(t, []int{1, 2}, own.Sides)
+	}
+}
+
+// Programs decide by the driver's number, not by the sentence.
+func TestReportHasTheDriversCode(t *testing.T) {
+	for _, c := range []struct {
+		err  error
+		code int
+	}{
+		{&driver.Error{Call: "cuDevicePrimaryCtxRetain", Code: 46, Name: "CUDA_ERROR_DEVICE_UNAVAILABLE"}, 46},
+		{errors.Join(fmt.Errorf("device 0: %w", &driver.Error{Call: "cuMemAlloc", Code: driver.OutOfMemory}), errors.New("and more")), 2},
+		{errors.New("error 46"), 0},
+		{nil, 0},
+	} {
+		stdout, _, _ := start(t, []string{"--json"}, func(context.Context, *Run) error { return c.err })
+		var r struct{ Code int }
+		require.NoError(t, json.Unmarshal([]byte(stdout), &r))
+		require.Equal(t, c.code, r.Code, c.err)
 	}
 }
 

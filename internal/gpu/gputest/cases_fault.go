@@ -15,7 +15,7 @@ var faultCases = []Case{
 	{"LostGPULeavesNeighboursHealthy", lostGPULeavesNeighboursHealthy},
 	{"LostGPUIsSeenAtTheStart", lostGPUIsSeenAtTheStart},
 	{"LostGPUCanComeBack", lostGPUCanComeBack},
-	{"RowsThatWaitNeedAReset", rowsThatWaitNeedAReset},
+	{"RowsThatWaitAreReported", rowsThatWaitAreReported},
 }
 
 // eachLoss runs a case for each way in which a GPU can be lost, one after the
@@ -138,7 +138,7 @@ func lostGPUCanComeBack(t *testing.T, f Fixture) {
 	})
 }
 
-func rowsThatWaitNeedAReset(t *testing.T, f Fixture) {
+func rowsThatWaitAreReported(t *testing.T, f Fixture) {
 	skipUnless(t, f.Remap != nil && f.Restore != nil, "rows that wait to be remapped")
 	before := snapshot(t, f.Source)
 	a, b := pick(t, before)
@@ -150,8 +150,13 @@ func rowsThatWaitNeedAReset(t *testing.T, f Fixture) {
 	now := snapshot(t, f.Source)
 	d, there := now.Device(a)
 	require.True(t, there)
-	require.Equal(t, gpu.ReasonResetNeeded, d.Fault.Reason)
-	require.NotEmpty(t, d.Fault.Message)
+	if d.OfflinesPages() {
+		require.Zero(t, d.Fault)
+		require.Equal(t, gpu.NoteRemapPending, d.Notes[0].Reason)
+	} else {
+		require.Equal(t, gpu.ReasonResetNeeded, d.Fault.Reason)
+		require.NotEmpty(t, d.Fault.Message)
+	}
 	d, _ = now.Device(b)
 	require.Zero(t, d.Fault, "the neighbour")
 	f.Restore(a)

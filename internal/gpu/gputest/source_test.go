@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -39,7 +40,10 @@ func TestSourceConforms(t *testing.T) {
 				s.Emit(e)
 			},
 			Remap: func(id gpu.UUID) {
-				s.FailDevice(id, gpu.Fault{Reason: gpu.ReasonResetNeeded, Message: "rows of faulty memory wait to be remapped"})
+				s.Update(func(n *gpu.Snapshot) {
+					i := slices.IndexFunc(n.Devices, func(d gpu.Device) bool { return d.UUID == id })
+					n.Devices[i].Remap, n.Devices[i].Notes = gpu.RemapPending, []gpu.Note{{Reason: gpu.NoteRemapPending, Message: "reset it when it is idle"}}
+				})
 			},
 			ECC: func(id gpu.UUID) { s.Emit(gputest.Event(gpu.EventECC, id, "")) },
 			Lose: map[string]func(gpu.UUID){

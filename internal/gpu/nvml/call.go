@@ -9,19 +9,29 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// calls runs this package's calls of NVML, any of which may hang for ever when a GPU
-// or its firmware does. Each runs in its own goroutine, with a timeout. For each
-// subject (the driver, GPU 3, …) one call runs at a time, and while one hangs later
-// ones fail at once. So at most one goroutine, with its thread, leaks for each subject.
-type calls struct {
-	limit  time.Duration
-	failed func(code string) // called for each error of NVML and each timeout; it must not block
+// Process bounds the calls of NVML of all Sources of a process, any of which may hang for ever when a GPU
+// or its firmware does. For each subject (the driver, GPU 3, …) one call runs at a time, and while one hangs
+// later ones fail at once. So at most one goroutine, with its thread, leaks for each subject, however often the
+// driver is opened again.
+type Process struct {
 	// inside is a read-write lock whose waiters can give up: a call inside NVML acquires 1;
 	// initialising NVML or shutting it down acquires all of wholeInside.
 	inside *semaphore.Weighted
 
 	mu      sync.Mutex
 	running map[string]*running
+}
+
+// NewProcess returns a Process without a call.
+func NewProcess() *Process {
+	return &Process{inside: semaphore.NewWeighted(wholeInside), running: map[string]*running{}}
+}
+
+// calls runs the calls of a Source. Each runs in its own goroutine, with a timeout.
+type calls struct {
+	*Process
+	limit  time.Duration
+	failed func(code string) // called for each error of NVML and each timeout; it must not block
 }
 
 const wholeInside = 1 << 20
@@ -31,11 +41,14 @@ type running struct {
 	done  chan struct{}
 }
 
-func newCalls(limit time.Duration, failed func(string)) *calls {
+func newCalls(process *Process, limit time.Duration, failed func(string)) *calls {
 	if failed == nil {
 		failed = func(string) {}
 	}
-	return &calls{limit: limit, failed: failed, inside: semaphore.NewWeighted(wholeInside), running: map[string]*running{}}
+	if process == nil {
+		process = NewProcess()
+	}
+	return &calls{Process: process, limit: limit, failed: failed}
 }
 
 // call runs fn, which concerns subject, and returns its result; or a hungError after
@@ -135,24 +148,28 @@ func (c *calls) hanging() (subject string, hangs bool) {
 	return "", false
 }
 
-// alone runs fn while no other call is inside NVML, and keeps others out meanwhile. It
-// returns a hungError if a call inside does not return in time.
-func (c *calls) alone(ctx context.Context, patience time.Duration, fn func() error) error {
+// startAlone starts fn once no other call is inside NVML, and keeps others out until it returns, which may be
+// never. Its result comes from the channel. The error is a hungError if a call inside does not return in time.
+func (c *calls) startAlone(ctx context.Context, patience time.Duration, fn func() error) (<-chan error, error) {
 	waiting, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	if err := c.inside.Acquire(waiting, wholeInside); err != nil {
 		if ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded) {
-			return &hungError{"what it was asked before", patience}
+			return nil, &hungError{"what it was asked before", patience}
 		}
-		return err
+		return nil, err
 	}
-	defer c.inside.Release(wholeInside)
-	return fn()
+	results := make(chan error, 1)
+	go func() {
+		defer c.inside.Release(wholeInside)
+		results <- fn()
+	}()
+	return results, nil
 }
 
 // enter marks the caller as inside NVML until it calls leave. It has no timeout: its callers have one.
 func (c *calls) enter() (leave func()) {
-	// It cannot fail: the context never ends, and alone always releases it.
+	// It cannot fail, since the context never ends. It may wait for ever, if NVML is initialised for ever.
 	_ = c.inside.Acquire(context.Background(), 1)
 	return func() { c.inside.Release(1) }
 }

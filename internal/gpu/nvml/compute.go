@@ -25,13 +25,14 @@ func (s *Source) ComputeMode(ctx context.Context, id gpu.UUID) (gpu.ComputeMode,
 
 // readComputeMode reads the compute mode for a snapshot. A GPU that does not report it has the default
 // one, as those that cannot have another do.
-func (s *Source) readComputeMode(device nvml.Device, d *gpu.Device) {
-	if !s.has["nvmlDeviceGetComputeMode"] {
-		return
-	}
-	if mode, ret := device.GetComputeMode(); ret == nvml.SUCCESS {
-		d.ComputeMode = gpu.ComputeMode(mode)
-	}
+func (s *Source) readComputeMode(o *optionalReads, handle nvml.Device, d *gpu.Device) {
+	_ = o.read("nvmlDeviceGetComputeMode", func() nvml.Return {
+		mode, ret := handle.GetComputeMode()
+		if ret == nvml.SUCCESS {
+			d.ComputeMode = gpu.ComputeMode(mode)
+		}
+		return ret
+	})
 }
 
 // SetComputeMode sets the compute mode, until the GPU is reset or the driver reloaded.

@@ -2,6 +2,7 @@ package nvml
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -50,6 +51,7 @@ func (s *Source) Condition(ctx context.Context, id gpu.UUID) (gpu.Condition, err
 			func() error { return s.readPCIe(device, &c.PCIe) },
 			func() error { return s.readNVLinks(device, &c.NVLinks) },
 		)
+		c.C2CLinks = s.countC2CLinks(device)
 		return c, err
 	})
 }
@@ -146,4 +148,29 @@ func (s *Source) readNVLinks(device nvml.Device, l *gpu.NVLinks) error {
 		}
 	}
 	return nil
+}
+
+// maxC2CLinks bounds the links that are asked for: a GH200 has 10.
+const maxC2CLinks = 64
+
+// countC2CLinks returns the number of links in use to the CPU of the GPU's module. Few GPUs have some, and
+// older drivers do not know the fields: whatever fails, there are none.
+func (s *Source) countC2CLinks(device nvml.Device) int {
+	if !s.has["nvmlDeviceGetFieldValues"] {
+		return 0
+	}
+	read := func(field uint32, link uint32) uint32 {
+		v := []nvml.FieldValue{{FieldId: field, ScopeId: link}}
+		if device.GetFieldValues(v) != nvml.SUCCESS || nvml.Return(v[0].NvmlReturn) != nvml.SUCCESS {
+			return 0
+		}
+		return binary.NativeEndian.Uint32(v[0].Value[:4]) // an unsigned int (nvml.h)
+	}
+	up := 0
+	for link := range min(read(nvml.FI_DEV_C2C_LINK_COUNT, 0), maxC2CLinks) {
+		if read(nvml.FI_DEV_C2C_LINK_GET_STATUS, link) == 1 { // active
+			up++
+		}
+	}
+	return up
 }

@@ -20,6 +20,7 @@ type fakeCondition struct {
 }
 
 func (f *fake) DeviceGetHandleByUUID(id string) (nvml.Device, nvml.Return) {
+	f.locked(func() { f.searched = append(f.searched, id) })
 	for _, g := range f.gpus {
 		if string(g.device.UUID) == id {
 			return g, nvml.SUCCESS
@@ -141,4 +142,35 @@ func TestConditionShowsDegradationByGpusim(t *testing.T) {
 	built.Gpusim(t, "remap", "--root", root, "--gpu", "1", "--kind", "none")
 	built.Gpusim(t, "restore", "--root", root, "--gpu", "1")
 	require.Equal(t, well, condition(1))
+}
+
+// c2cGPU is a GPU whose module has links to a CPU.
+type c2cGPU struct {
+	*fakeGPU
+	active []bool
+	answer nvml.Return // for each value
+}
+
+func (g c2cGPU) GetFieldValues(values []nvml.FieldValue) nvml.Return {
+	for i := range values {
+		v := &values[i]
+		v.NvmlReturn = uint32(g.answer)
+		switch {
+		case v.FieldId == nvml.FI_DEV_C2C_LINK_COUNT:
+			v.Value[0] = byte(len(g.active))
+		case v.FieldId == nvml.FI_DEV_C2C_LINK_GET_STATUS && g.active[v.ScopeId]:
+			v.Value[0] = 1
+		}
+	}
+	return nvml.SUCCESS
+}
+
+func TestLinksToTheCPUAreCounted(t *testing.T) {
+	f, s := newFake(t, gputest.Node("h100-sxm", 1), Options{})
+	g := c2cGPU{fakeGPU: f.gpus[0], active: []bool{true, false, true}}
+	require.Equal(t, 2, s.countC2CLinks(g))
+	g.answer = nvml.ERROR_NOT_SUPPORTED
+	require.Zero(t, s.countC2CLinks(g), "the driver does not know the field")
+	s.has["nvmlDeviceGetFieldValues"] = false
+	require.Zero(t, s.countC2CLinks(g), "the library lacks the function")
 }

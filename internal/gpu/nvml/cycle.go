@@ -1,7 +1,6 @@
 package nvml
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -52,8 +51,9 @@ func (w *watch) backOff(why string) {
 	w.log.Warn("no GPU can be released now", "reason", "Hung", "message", why, "again", w.backoff.pause.String())
 }
 
-// cycle shuts NVML down and initialises it again. A hanging call makes a shutdown
-// impossible; then the GPUs stay watched as before.
+// cycle begins to shut NVML down and to initialise it again; endCycle follows. A hanging call makes a shutdown
+// impossible; then the GPUs stay watched as before. Either may itself hang, for seconds or for ever, when a GPU
+// does not answer: meanwhile the GPUs are as they were last read.
 func (w *watch) cycle() error {
 	if what, hangs := w.hanging(); hangs {
 		w.backOff("NVML has not returned from a call about " + what)
@@ -71,10 +71,20 @@ func (w *watch) cycle() error {
 	}
 	if !ended {
 		w.backOff("an NVML event set does not end")
-	} else if err := w.reinitialise(); err != nil {
-		return err
+		return w.watchAgain()
 	}
-	w.report(gpu.EventGap, "", "NVML was shut down for a moment to release a GPU")
+	return w.reinitialise()
+}
+
+// reportGap reports that no event is received at the moment. While NVML is initialised again it is called again
+// and again: nothing is known of the GPUs, so none recovers by quiet.
+func (w *watch) reportGap() {
+	w.report(gpu.EventGap, "", "NVML is shut down for a moment to release a GPU")
+}
+
+// watchAgain watches the GPUs after a gap.
+func (w *watch) watchAgain() error {
+	w.reportGap()
 	if err := w.probeAll(); err != nil {
 		return err
 	}
@@ -108,29 +118,55 @@ func (w *watch) endSets() (ended bool) {
 	return true
 }
 
-// reinitialise releases the GPUs that are to be released.
+// reinitialise starts to release the GPUs that are to be released.
 func (w *watch) reinitialise() error {
 	// All calls wait while this waits for a hanging one, so the timeout is short.
-	var gone []gpu.UUID
-	err := w.alone(w.ctx, time.Second, func() error {
+	w.released = nil
+	seen := w.seen // w.seen may be replaced while this runs
+	w.cycles.Add(1)
+	results, err := w.startAlone(w.ctx, time.Second, func() error {
+		defer w.cycles.Add(1)
 		return firstError(
 			func() error { return check("nvmlShutdown", w.lib.Shutdown()) },
-			func() error { gone = w.markReleased(w.seen); return nil },
+			func() error { w.released = w.markReleased(seen); return nil },
 			func() error { return check("nvmlInit", w.lib.Init()) },
 		)
 	})
-	if hung, ok := errors.AsType[*hungError](err); ok {
-		w.backOff(hung.Error())
-		return nil
-	}
 	if err != nil {
-		return fmt.Errorf("newReleasing go of a GPU: %w", err)
+		w.cycles.Add(1)
+		if w.ctx.Err() != nil {
+			return w.ctx.Err()
+		}
+		w.backOff(err.Error())
+		return w.watchAgain()
 	}
+	w.cycled, w.cycleBegan = results, time.Now()
+	w.reportGap()
+	return nil
+}
+
+// endCycle watches the GPUs again once NVML is initialised.
+func (w *watch) endCycle(err error) error {
+	w.cycled = nil
+	if err != nil {
+		return fmt.Errorf("initialise NVML again to release a GPU: %w", err)
+	}
+	w.expireFacts()
 	w.letGo, w.backoff = false, backoff{}
 	w.lastEvent = time.Now() // not again at once
-	for _, id := range gone {
+	for _, id := range w.released {
 		w.outsideReadAt[id] = w.lastEvent // leave time for a reset
 	}
-	w.log.Info("NVML was initialised again to release GPUs that were lost or wait for a reset", "gpus", fmt.Sprint(gone))
-	return nil
+	w.log.Info("NVML was initialised again to release GPUs that were lost or wait for a reset", "gpus", fmt.Sprint(w.released))
+	return w.watchAgain()
+}
+
+// reportSlowCycle logs, once, that NVML does not return from its shutdown or initialisation.
+func (w *watch) reportSlowCycle() {
+	if !w.cycleBegan.IsZero() && time.Since(w.cycleBegan) > w.limit {
+		w.cycleBegan = time.Time{}
+		w.failed(codeHung)
+		w.log.Error("NVML does not return from its shutdown or initialisation; the GPUs are as they were last read", "reason", "Hung",
+			"message", "a GPU or its driver hangs: look for NVRM lines in the kernel log")
+	}
 }

@@ -110,8 +110,9 @@ func TestReleaseDoesNotWaitForTheProbe(t *testing.T) {
 	s.quiet, s.hurried = 0, time.Millisecond
 	w := start(t, s)
 	s.Release([]gpu.UUID{gputest.GPU(0)})
-	w.until(t, gpu.EventGap, "")
-	require.Equal(t, 1, f.count(&f.shutdowns)())
+	for f.count(&f.shutdowns)() == 0 {
+		w.until(t, gpu.EventGap, "") // when it begins, while it lasts, and when it has ended
+	}
 }
 
 func TestSlicesAreShortOnlyWhileAGPUIsToBeReleased(t *testing.T) {
@@ -134,4 +135,62 @@ func TestSlicesAreShortOnlyWhileAGPUIsToBeReleased(t *testing.T) {
 	require.Equal(t, []time.Duration{shortSlice, 10 * time.Second}, []time.Duration{plain.slice, plain.probe})
 	given := newSource(nil, Options{Slice: time.Second, ProbeInterval: time.Minute})
 	require.Equal(t, []time.Duration{time.Second, time.Minute}, []time.Duration{given.slice, given.probe})
+}
+
+// NVML may not return for minutes when it opens or closes a GPU that does not answer. Its neighbours work on.
+func TestNeighboursStayWhileNVMLHangsInItsInitialisation(t *testing.T) {
+	f, s := newReleasing(t, Options{CallTimeout: 50 * time.Millisecond, ProbeInterval: 10 * time.Millisecond})
+	s.quiet, s.hurried = 0, 10*time.Millisecond
+	before, err := s.Snapshot(t.Context())
+	require.NoError(t, err)
+	w := start(t, s)
+	f.lose(gputest.GPU(0), "calls")
+	w.until(t, gpu.EventLost, gputest.GPU(0))
+	hang := make(chan struct{})
+	f.locked(func() { f.hangInit = hang })
+	s.Release([]gpu.UUID{gputest.GPU(0)})
+	for !s.isCycling() {
+		time.Sleep(time.Millisecond)
+	}
+	for range 30 { // several times as long as a call may take
+		began := time.Now()
+		now, err := s.Snapshot(t.Context())
+		require.NoError(t, err)
+		require.Less(t, time.Since(began), s.limit, "nobody waits for NVML")
+		require.Equal(t, gpu.ReasonLost, now.Devices[0].Fault.Reason)
+		require.Equal(t, before.Devices[1:], now.Devices[1:])
+		time.Sleep(10 * time.Millisecond)
+	}
+	for len(w.events) > 0 {
+		require.Equal(t, gpu.EventGap, w.next(t).Kind, "nothing is said of the neighbours but that no event is received")
+	}
+	f.locked(func() { f.hangInit = nil })
+	close(hang)
+	w.until(t, gpu.EventGap, "")
+	f.send(gputest.GPU(1), nvml.EventTypeXidCriticalError, 48, none, none)
+	for w.next(t).Kind != gpu.EventXID { // it is watched again
+		f.send(gputest.GPU(1), nvml.EventTypeXidCriticalError, 48, none, none)
+	}
+}
+
+// A call that hangs is not made again by the next Source of the process: each would take a thread for ever.
+func TestACallThatHangsIsNotRepeatedByTheNextSource(t *testing.T) {
+	process := NewProcess()
+	hang := make(chan struct{})
+	defer close(hang)
+	var f *fake
+	for i := range 5 {
+		next, s := newFake(t, gputest.Node("t4", 3), Options{CallTimeout: 50 * time.Millisecond, Process: process})
+		if f == nil {
+			f = next
+			f.gpus[2].hang = hang
+		}
+		s.lib = f
+		got, err := s.Snapshot(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, gpu.ReasonUnreadable, got.Devices[2].Fault.Reason)
+		require.Zero(t, got.Devices[1].Fault)
+		require.Error(t, s.Close(), "Source %d: it hangs", i)
+	}
+	f.locked(func() { require.Equal(t, 1, f.gpus[2].counts["nvmlDeviceGetHandleByIndex_v2"]) })
 }

@@ -38,9 +38,19 @@ type wait struct {
 	time time.Time
 }
 
+// errNoEvents means that the driver reports no XIDs of a GPU, or of any: it says so, and does not fail.
+var errNoEvents = errors.New("the driver supports no such events")
+
+// newEventSet creates an event set. The error wraps errNoEvents if the driver has none.
 func (w *watch) newEventSet() (*eventSet, error) {
+	if !w.hasAll(watching...) {
+		return nil, errNoEvents
+	}
 	set, err := call(w.ctx, w.calls, "events", func() (nvml.EventSet, error) {
 		set, ret := w.lib.EventSetCreate()
+		if isUnsupported(ret) {
+			return nil, errNoEvents
+		}
 		return set, check("nvmlEventSetCreate", ret)
 	})
 	if err != nil {
@@ -55,7 +65,8 @@ func (w *watch) newEventSet() (*eventSet, error) {
 // errShifted means that an index is that of another GPU by now: a GPU has left the bus or returned.
 var errShifted = errors.New("the GPUs have other indexes now")
 
-// registerOne adds a GPU to the set. The error wraps errShifted if the GPUs must be read again before.
+// registerOne adds a GPU to the set. The error wraps errShifted if the GPUs must be read again before, and
+// errNoEvents if the driver reports no XIDs of the GPU.
 func (w *watch) registerOne(set *eventSet, d gpu.Device) error {
 	handle, err := call(w.ctx, w.calls, subject(d.Index), func() (nvml.Device, error) {
 		device, ret := w.lib.DeviceGetHandleByIndex(d.Index)
@@ -73,13 +84,17 @@ func (w *watch) registerOne(set *eventSet, d gpu.Device) error {
 			return nil, fmt.Errorf("%w: GPU %d is %s", errShifted, d.Index, id)
 		}
 		supported, ret := device.GetSupportedEventTypes()
+		if isUnsupported(ret) || ret == nvml.SUCCESS && supported&nvml.EventTypeXidCriticalError == 0 {
+			return nil, errNoEvents
+		}
 		if err := check("nvmlDeviceGetSupportedEventTypes", ret); err != nil {
 			return nil, err
 		}
-		if supported&nvml.EventTypeXidCriticalError == 0 {
-			return nil, fmt.Errorf("the driver reports no XIDs of this GPU")
+		ret = device.RegisterEvents(wanted&supported, set.set)
+		if isUnsupported(ret) {
+			return nil, errNoEvents
 		}
-		return device, check("nvmlDeviceRegisterEvents", device.RegisterEvents(wanted&supported, set.set))
+		return device, check("nvmlDeviceRegisterEvents", ret)
 	})
 	if err != nil {
 		return err

@@ -1,6 +1,7 @@
 package nvml
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"sync"
@@ -24,8 +25,11 @@ type fake struct {
 	waitFailures      int         // number of waits that fail from now on; -1 for ever
 	setError          nvml.Return // result of creating an event set
 	inits, shutdowns  int
+	hangInit          chan struct{} // Shutdown and Init wait for it to close, if not nil
 	topologyCallCount int
-	beforeHandle      func() // called before each DeviceGetHandleByIndex, if not nil
+	beforeHandle      func()          // called before each DeviceGetHandleByIndex, if not nil
+	opened            func(index int) // the same
+	searched          []string        // what DeviceGetHandleByUUID was called with
 }
 
 type fakeGPU struct {
@@ -33,10 +37,12 @@ type fakeGPU struct {
 	lib    *fake
 	device gpu.Device
 	links  []fakeLink
-	fabric nvml.GpuFabricInfo
+	fabric nvml.GpuFabricInfo_v3
 
-	handle, calls, events nvml.Return // results, if not SUCCESS
-	profile, instances    nvml.Return // the same, of profiles and lists of GPU instances
+	handle, calls, events nvml.Return            // results, if not SUCCESS
+	profile, instances    nvml.Return            // the same, of profiles and lists of GPU instances
+	refuse                map[string]nvml.Return // the same, of single calls
+	counts                map[string]int         // of calls
 	gone                  bool
 	hang                  chan struct{} // GetUUID waits for it to close, if not nil
 	support               uint64
@@ -81,6 +87,7 @@ func newFake(t *testing.T, node gpu.Snapshot, o Options) (*fake, *Source) {
 	}
 	s := newSource(f, o)
 	s.slice, s.quiet = 50*time.Millisecond, time.Hour
+	s.fabricInfo = func(handle nvml.Device) (nvml.GpuFabricInfo_v3, nvml.Return) { return handle.(*fakeGPU).fabricInfo() }
 	s.has = map[string]bool{}
 	for _, symbol := range optional {
 		// Profiles are composed from structures that the fake lacks.
@@ -154,13 +161,25 @@ func (f *fake) present() []*fakeGPU {
 }
 
 func (f *fake) Init() nvml.Return {
+	f.waitInit()
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.inits++
 	return f.driver
 }
 
+// waitInit waits while shutting down and initialising hang.
+func (f *fake) waitInit() {
+	f.mu.Lock()
+	hang := f.hangInit
+	f.mu.Unlock()
+	if hang != nil {
+		<-hang
+	}
+}
+
 func (f *fake) Shutdown() nvml.Return {
+	f.waitInit()
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.shutdowns++
@@ -187,13 +206,16 @@ func (f *fake) DeviceGetHandleByIndex(i int) (nvml.Device, nvml.Return) {
 	if f.beforeHandle != nil {
 		f.beforeHandle()
 	}
+	if f.opened != nil {
+		f.opened(i)
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	list := f.present()
 	if i >= len(list) {
 		return nil, nvml.ERROR_INVALID_ARGUMENT
 	}
-	return list[i], list[i].handle
+	return list[i], cmp.Or(list[i].handle, list[i].count("nvmlDeviceGetHandleByIndex_v2"))
 }
 
 func (f *fake) EventSetCreate() (nvml.EventSet, nvml.Return) {
@@ -205,10 +227,27 @@ func (f *fake) EventSetCreate() (nvml.EventSet, nvml.Return) {
 }
 
 // begin starts each call on a GPU and returns its result.
-func (g *fakeGPU) begin() nvml.Return {
+func (g *fakeGPU) begin(name string) nvml.Return {
 	g.lib.mu.Lock()
 	defer g.lib.mu.Unlock()
-	return g.calls
+	return g.result(name)
+}
+
+// count counts a call that does not need the GPU, and returns its result. The lock is held.
+func (g *fakeGPU) count(name string) nvml.Return {
+	calls := g.calls
+	g.calls = nvml.SUCCESS
+	defer func() { g.calls = calls }()
+	return g.result(name)
+}
+
+// result counts a call and returns its result. The lock is held.
+func (g *fakeGPU) result(name string) nvml.Return {
+	if g.counts == nil {
+		g.counts = map[string]int{}
+	}
+	g.counts[name]++
+	return cmp.Or(g.calls, g.refuse[name])
 }
 
 func (g *fakeGPU) GetUUID() (string, nvml.Return) {
@@ -218,13 +257,15 @@ func (g *fakeGPU) GetUUID() (string, nvml.Return) {
 	if hang != nil {
 		<-hang
 	}
-	if ret := g.begin(); ret != nvml.SUCCESS {
+	if ret := g.begin("nvmlDeviceGetUUID"); ret != nvml.SUCCESS {
 		return "", ret
 	}
 	return string(g.device.UUID), nvml.SUCCESS
 }
 
-func (g *fakeGPU) GetPciInfo() (nvml.PciInfo, nvml.Return) { return fakePCI(g.device.PCI), g.begin() }
+func (g *fakeGPU) GetPciInfo() (nvml.PciInfo, nvml.Return) {
+	return fakePCI(g.device.PCI), g.begin("nvmlDeviceGetPciInfo_v3")
+}
 
 // fakePCI spells an address as NVML does.
 func fakePCI(address gpu.PCIAddress) nvml.PciInfo {
@@ -235,34 +276,51 @@ func fakePCI(address gpu.PCIAddress) nvml.PciInfo {
 	return info
 }
 
-func (g *fakeGPU) GetName() (string, nvml.Return) { return g.device.Product, g.begin() }
+func (g *fakeGPU) GetName() (string, nvml.Return) {
+	return g.device.Product, g.begin("nvmlDeviceGetName")
+}
 func (g *fakeGPU) GetBrand() (nvml.BrandType, nvml.Return) {
-	return map[string]nvml.BrandType{"Nvidia": nvml.BRAND_NVIDIA, "Tesla": nvml.BRAND_TESLA}[g.device.Brand], g.begin()
+	return map[string]nvml.BrandType{"Nvidia": nvml.BRAND_NVIDIA, "Tesla": nvml.BRAND_TESLA}[g.device.Brand], g.begin("nvmlDeviceGetBrand")
 }
 
 func (g *fakeGPU) GetArchitecture() (nvml.DeviceArchitecture, nvml.Return) {
 	return map[string]nvml.DeviceArchitecture{
 		"Volta": nvml.DEVICE_ARCH_VOLTA, "Turing": nvml.DEVICE_ARCH_TURING, "Ampere": nvml.DEVICE_ARCH_AMPERE, "Ada Lovelace": nvml.DEVICE_ARCH_ADA,
 		"Hopper": nvml.DEVICE_ARCH_HOPPER, "Blackwell": nvml.DEVICE_ARCH_BLACKWELL,
-	}[g.device.Architecture], g.begin()
+	}[g.device.Architecture], g.begin("nvmlDeviceGetArchitecture")
+}
+
+func (g *fakeGPU) GetAddressingMode() (nvml.DeviceAddressingMode, nvml.Return) {
+	modes := map[string]nvml.DeviceAddressingModeType{
+		"None": nvml.DEVICE_ADDRESSING_MODE_NONE, "HMM": nvml.DEVICE_ADDRESSING_MODE_HMM, "ATS": nvml.DEVICE_ADDRESSING_MODE_ATS}
+	mode, has := modes[g.device.AddressingMode]
+	if !has {
+		return nvml.DeviceAddressingMode{}, nvml.ERROR_NOT_SUPPORTED
+	}
+	return nvml.DeviceAddressingMode{Value: uint32(mode)}, g.begin("nvmlDeviceGetAddressingMode")
 }
 
 func (g *fakeGPU) GetComputeMode() (nvml.ComputeMode, nvml.Return) {
-	return nvml.ComputeMode(g.device.ComputeMode), g.begin()
+	return nvml.ComputeMode(g.device.ComputeMode), g.begin("nvmlDeviceGetComputeMode")
 }
 
-func (g *fakeGPU) GetMinorNumber() (int, nvml.Return) { return g.device.Minor, g.begin() }
+func (g *fakeGPU) GetMinorNumber() (int, nvml.Return) {
+	return g.device.Minor, g.begin("nvmlDeviceGetMinorNumber")
+}
 func (g *fakeGPU) GetCudaComputeCapability() (int, int, nvml.Return) {
-	return g.device.Compute.Major, g.device.Compute.Minor, g.begin()
+	return g.device.Compute.Major, g.device.Compute.Minor, g.begin("nvmlDeviceGetCudaComputeCapability")
 }
 
 func (g *fakeGPU) GetMemoryInfo() (nvml.Memory, nvml.Return) {
-	return nvml.Memory{Total: g.device.MemoryBytes}, g.begin()
+	return nvml.Memory{Total: g.device.MemoryBytes}, g.begin("nvmlDeviceGetMemoryInfo")
 }
 
 func (g *fakeGPU) GetMigMode() (int, int, nvml.Return) {
 	g.lib.mu.Lock()
 	defer g.lib.mu.Unlock()
+	if ret := g.result("nvmlDeviceGetMigMode"); ret != nvml.SUCCESS && ret != g.calls {
+		return 0, 0, ret
+	}
 	if !g.device.MIGCapable {
 		return 0, 0, nvml.ERROR_NOT_SUPPORTED
 	}
@@ -272,11 +330,16 @@ func (g *fakeGPU) GetMigMode() (int, int, nvml.Return) {
 	return nvml.DEVICE_MIG_DISABLE, nvml.DEVICE_MIG_DISABLE, nvml.SUCCESS
 }
 
-func (g *fakeGPU) GetMaxMigDeviceCount() (int, nvml.Return) { return 7, g.begin() }
+func (g *fakeGPU) GetMaxMigDeviceCount() (int, nvml.Return) {
+	return 7, g.begin("nvmlDeviceGetMaxMigDeviceCount")
+}
 
 func (g *fakeGPU) GetMigDeviceHandleByIndex(i int) (nvml.Device, nvml.Return) {
 	g.lib.mu.Lock()
 	defer g.lib.mu.Unlock()
+	if ret := g.result("nvmlDeviceGetMigDeviceHandleByIndex"); ret != nvml.SUCCESS {
+		return nil, ret
+	}
 	for _, m := range g.device.MIG {
 		if m.Index == i {
 			return &fakeMIG{gpu: g, device: m}, nvml.SUCCESS
@@ -288,12 +351,15 @@ func (g *fakeGPU) GetMigDeviceHandleByIndex(i int) (nvml.Device, nvml.Return) {
 func (g *fakeGPU) GetRemappedRows() (int, int, bool, bool, nvml.Return) {
 	g.lib.mu.Lock()
 	defer g.lib.mu.Unlock()
-	return 0, 0, g.remapPending, g.remapFailed, nvml.SUCCESS
+	return 0, 0, g.remapPending, g.remapFailed, g.result("nvmlDeviceGetRemappedRows")
 }
 
 func (g *fakeGPU) GetRetiredPagesPendingStatus() (nvml.EnableState, nvml.Return) {
 	g.lib.mu.Lock()
 	defer g.lib.mu.Unlock()
+	if ret := g.result("nvmlDeviceGetRetiredPagesPendingStatus"); ret != nvml.SUCCESS {
+		return 0, ret
+	}
 	if g.retirePending {
 		return nvml.FEATURE_ENABLED, nvml.SUCCESS
 	}
@@ -304,10 +370,13 @@ func (g *fakeGPU) GetFieldValues(values []nvml.FieldValue) nvml.Return {
 	g.lib.mu.Lock()
 	defer g.lib.mu.Unlock()
 	values[0].Value[0] = byte(g.recovery)
-	return nvml.SUCCESS
+	return g.result("nvmlDeviceGetFieldValues")
 }
 
 func (g *fakeGPU) GetNvLinkState(i int) (nvml.EnableState, nvml.Return) {
+	if ret := g.begin("nvmlDeviceGetNvLinkState"); ret != nvml.SUCCESS {
+		return 0, ret
+	}
 	if i >= len(g.links) {
 		return 0, nvml.ERROR_INVALID_ARGUMENT
 	}
@@ -318,19 +387,30 @@ func (g *fakeGPU) GetNvLinkState(i int) (nvml.EnableState, nvml.Return) {
 }
 
 func (g *fakeGPU) GetNvLinkRemoteDeviceType(i int) (nvml.IntNvLinkDeviceType, nvml.Return) {
-	return g.links[i].kind, nvml.SUCCESS
+	return g.links[i].kind, g.begin("nvmlDeviceGetNvLinkRemoteDeviceType")
 }
 
 func (g *fakeGPU) GetNvLinkRemotePciInfo(i int) (nvml.PciInfo, nvml.Return) {
-	return fakePCI(g.lib.gpus[g.links[i].remote].device.PCI), nvml.SUCCESS
+	return fakePCI(g.lib.gpus[g.links[i].remote].device.PCI), g.begin("nvmlDeviceGetNvLinkRemotePciInfo_v2")
 }
 
-func (g *fakeGPU) GetGpuFabricInfo() (nvml.GpuFabricInfo, nvml.Return) { return g.fabric, nvml.SUCCESS }
+// fabricInfo is nvmlDeviceGetGpuFabricInfoV.
+func (g *fakeGPU) fabricInfo() (nvml.GpuFabricInfo_v3, nvml.Return) {
+	return g.fabric, g.begin("nvmlDeviceGetGpuFabricInfoV")
+}
+
+func (g *fakeGPU) GetGpuFabricInfo() (nvml.GpuFabricInfo, nvml.Return) {
+	old := g.fabric
+	return nvml.GpuFabricInfo{ClusterUuid: old.ClusterUuid, Status: old.Status, CliqueId: old.CliqueId, State: old.State}, g.begin("nvmlDeviceGetGpuFabricInfo")
+}
 
 func (g *fakeGPU) GetTopologyCommonAncestor(other nvml.Device) (nvml.GpuTopologyLevel, nvml.Return) {
 	g.lib.mu.Lock()
 	defer g.lib.mu.Unlock()
 	g.lib.topologyCallCount++
+	if ret := g.result("nvmlDeviceGetTopologyCommonAncestor"); ret != nvml.SUCCESS {
+		return 0, ret
+	}
 	if g.device.NUMANode == other.(*fakeGPU).device.NUMANode {
 		return nvml.TOPOLOGY_NODE, nvml.SUCCESS
 	}
@@ -340,28 +420,33 @@ func (g *fakeGPU) GetTopologyCommonAncestor(other nvml.Device) (nvml.GpuTopology
 func (g *fakeGPU) GetSupportedEventTypes() (uint64, nvml.Return) {
 	g.lib.mu.Lock()
 	defer g.lib.mu.Unlock()
-	return g.support, g.calls
+	return g.support, g.result("nvmlDeviceGetSupportedEventTypes")
 }
 
 func (g *fakeGPU) RegisterEvents(_ uint64, set nvml.EventSet) nvml.Return {
 	g.lib.mu.Lock()
 	defer g.lib.mu.Unlock()
-	if g.register == nvml.SUCCESS {
+	ret := cmp.Or(g.register, g.result("nvmlDeviceRegisterEvents"))
+	if ret == nvml.SUCCESS {
 		set.(*fakeSet).gpus = append(set.(*fakeSet).gpus, g)
 	}
-	return g.register
+	return ret
 }
 
-func (m *fakeMIG) GetUUID() (string, nvml.Return) { return string(m.device.UUID), m.gpu.begin() }
-func (m *fakeMIG) GetName() (string, nvml.Return) {
-	return fmt.Sprintf("%s MIG %s", m.gpu.device.Product, m.device.Profile), m.gpu.begin()
+func (m *fakeMIG) GetUUID() (string, nvml.Return) {
+	return string(m.device.UUID), m.gpu.begin("nvmlDeviceGetUUID of a MIG device")
 }
-func (m *fakeMIG) GetGpuInstanceId() (int, nvml.Return) { return m.device.GPUInstance, m.gpu.begin() }
+func (m *fakeMIG) GetName() (string, nvml.Return) {
+	return fmt.Sprintf("%s MIG %s", m.gpu.device.Product, m.device.Profile), m.gpu.begin("nvmlDeviceGetName of a MIG device")
+}
+func (m *fakeMIG) GetGpuInstanceId() (int, nvml.Return) {
+	return m.device.GPUInstance, m.gpu.begin("nvmlDeviceGetGpuInstanceId")
+}
 func (m *fakeMIG) GetComputeInstanceId() (int, nvml.Return) {
-	return m.device.ComputeInstance, m.gpu.begin()
+	return m.device.ComputeInstance, m.gpu.begin("nvmlDeviceGetComputeInstanceId")
 }
 func (m *fakeMIG) GetAttributes() (nvml.DeviceAttributes, nvml.Return) {
-	return nvml.DeviceAttributes{MemorySizeMB: m.device.MemoryBytes >> 20, MultiprocessorCount: uint32(m.device.Attributes.Multiprocessors)}, m.gpu.begin()
+	return nvml.DeviceAttributes{MemorySizeMB: m.device.MemoryBytes >> 20, MultiprocessorCount: uint32(m.device.Attributes.Multiprocessors)}, m.gpu.begin("nvmlDeviceGetAttributes_v2")
 }
 
 func (s *fakeSet) Wait(milliseconds uint32) (nvml.EventData, nvml.Return) {

@@ -2,108 +2,125 @@ package nvml
 
 import (
 	"encoding/binary"
+	"fmt"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
-// readHealth sets the GPU's Fault from the errors that it reports about itself.
-func (s *Source) readHealth(device nvml.Device, d *gpu.Device) error {
-	pending, failed, err := s.faultyRows(device)
-	if err != nil {
-		return err
-	}
-	pages, err := s.faultyPages(device)
-	if err != nil {
-		return err
-	}
-	action, err := s.recoveryAction(device)
-	if err != nil {
-		return err
-	}
-	switch {
-	case failed: // no reset fixes this, whatever else the driver asks for
-		d.Fault = gpu.Fault{Reason: gpu.ReasonRowRemap, Message: "remapping a row of faulty memory failed: the GPU must be replaced"}
-	case action != nvml.GPU_RECOVERY_ACTION_NONE:
-		d.Fault = gpu.Fault{Reason: gpu.ReasonResetNeeded, Message: "the driver asks for recovery: " + recovery(action)}
-	case pending:
-		// Drivers from R570 on ask for a reset themselves, which says the same above.
-		d.Fault = gpu.Fault{Reason: gpu.ReasonResetNeeded, Message: "rows of faulty memory wait to be remapped: end the programs on the GPU, then reset it"}
-	case pages:
-		d.Fault = gpu.Fault{Reason: gpu.ReasonResetNeeded, Message: "pages of faulty memory wait to be retired: end the programs on the GPU, then reset it"}
-	}
-	return nil
+// readHealth reads what the GPU and its driver report about its health. Where a call fails that worked
+// before, the last result stays: an error that cannot be read has not ended.
+func (s *Source) readHealth(o *optionalReads, handle nvml.Device, d *gpu.Device) {
+	s.mu.Lock()
+	before := s.memory.devices[d.UUID]
+	s.mu.Unlock()
+	d.Recovery = s.readRecovery(o, handle, before.Recovery)
+	d.Remap = s.readRemap(o, handle, before.Remap)
 }
 
-// faultyRows reports whether rows of faulty memory wait to be remapped, which happens
-// when the GPU is reset (nvml.h), and whether remapping a row failed. GPUs from Ampere
-// on remap rows.
-func (s *Source) faultyRows(device nvml.Device) (pending, failed bool, err error) {
-	if !s.has["nvmlDeviceGetRemappedRows"] {
-		return false, false, nil
-	}
-	_, _, pending, failed, ret := device.GetRemappedRows()
-	if ret == nvml.ERROR_NOT_SUPPORTED {
-		return false, false, nil
-	}
-	return pending, failed, check("nvmlDeviceGetRemappedRows", ret)
-}
-
-// faultyPages reports whether pages of faulty memory wait to be retired. That happens
-// when the driver next initialises the GPU, also after a reset (NVIDIA, "Dynamic Page
-// Retirement"). GPUs before Ampere retire pages.
-func (s *Source) faultyPages(device nvml.Device) (bool, error) {
-	if !s.has["nvmlDeviceGetRetiredPagesPendingStatus"] {
-		return false, nil
-	}
-	pending, ret := device.GetRetiredPagesPendingStatus()
-	if ret == nvml.ERROR_NOT_SUPPORTED { // or ECC is off
-		return false, nil
-	}
-	return pending == nvml.FEATURE_ENABLED, check("nvmlDeviceGetRetiredPagesPendingStatus", ret)
-}
-
-// recoveryAction returns the recovery action that the driver asks for; drivers before
-// R570 do not report one.
-func (s *Source) recoveryAction(device nvml.Device) (nvml.DeviceGpuRecoveryAction, error) {
-	if !s.has["nvmlDeviceGetFieldValues"] {
-		return nvml.GPU_RECOVERY_ACTION_NONE, nil
-	}
+// readRecovery returns what the driver asks for to recover the GPU; "" if it cannot be asked, as before R570.
+func (s *Source) readRecovery(o *optionalReads, handle nvml.Device, before gpu.RecoveryAction) gpu.RecoveryAction {
 	values := []nvml.FieldValue{{FieldId: nvml.FI_DEV_GET_GPU_RECOVERY_ACTION}}
-	ret := device.GetFieldValues(values)
-	if ret == nvml.SUCCESS {
-		ret = nvml.Return(values[0].NvmlReturn)
-	}
-	switch ret {
-	case nvml.SUCCESS:
+	ret := o.read("nvmlDeviceGetFieldValues", func() nvml.Return {
+		if ret := handle.GetFieldValues(values); ret != nvml.SUCCESS {
+			return ret
+		}
+		return nvml.Return(values[0].NvmlReturn)
+	})
+	switch {
+	case ret == nvml.SUCCESS:
 		// An unsigned int (nvml.h): the first four bytes of the union.
-		return nvml.DeviceGpuRecoveryAction(binary.NativeEndian.Uint32(values[0].Value[:4])), nil
-	case nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_INVALID_ARGUMENT, nvml.ERROR_UNKNOWN, nvml.ERROR_NO_PERMISSION:
-		// Older drivers return these for an unknown field. A GPU that fails in
-		// general has failed in the calls before.
-		return nvml.GPU_RECOVERY_ACTION_NONE, nil
-	default:
-		return nvml.GPU_RECOVERY_ACTION_NONE, check("nvmlDeviceGetFieldValues", ret)
+		return recoveryAction(nvml.DeviceGpuRecoveryAction(binary.NativeEndian.Uint32(values[0].Value[:4])))
+	case before == gpu.RecoverNothing, isAbsent(ret) && before == "": // older drivers do not know the field
+		return ""
 	}
+	return before
 }
 
-// recovery describes a recovery action in words.
-func recovery(action nvml.DeviceGpuRecoveryAction) string {
-	switch action {
-	case nvml.GPU_RECOVERY_ACTION_GPU_RESET:
-		return "reset the GPU (nvidia-smi --gpu-reset)"
-	case nvml.GPU_RECOVERY_ACTION_NODE_REBOOT, nvml.GPU_RECOVERY_ACTION_SYSTEM_REBOOT:
-		return "reboot the node"
-	case nvml.GPU_RECOVERY_ACTION_DRAIN_P2P:
-		return "end the programs that use NVLink, then reset the GPU"
-	case nvml.GPU_RECOVERY_ACTION_DRAIN_AND_RESET:
-		return "end the programs on the GPU, then reset it"
-	case nvml.GPU_RECOVERY_ACTION_RECOVER_IMEX_DOMAIN:
-		return "recover the IMEX domain"
-	case nvml.GPU_RECOVERY_ACTION_BUS_RESET:
-		return "reset the PCI bus of the GPU"
+// recoveryActions holds the recovery actions by their number in nvml.h.
+var recoveryActions = []gpu.RecoveryAction{
+	nvml.GPU_RECOVERY_ACTION_NONE: gpu.RecoverNothing, nvml.GPU_RECOVERY_ACTION_GPU_RESET: gpu.RecoverReset,
+	nvml.GPU_RECOVERY_ACTION_NODE_REBOOT: gpu.RecoverReboot, nvml.GPU_RECOVERY_ACTION_DRAIN_P2P: gpu.RecoverDrainP2P,
+	nvml.GPU_RECOVERY_ACTION_DRAIN_AND_RESET: gpu.RecoverDrainAndReset, nvml.GPU_RECOVERY_ACTION_RECOVER_IMEX_DOMAIN: gpu.RecoverIMEXDomain,
+	nvml.GPU_RECOVERY_ACTION_BUS_RESET: gpu.RecoverBusReset, nvml.GPU_RECOVERY_ACTION_SYSTEM_REBOOT: gpu.RecoverSystemReboot,
+}
+
+func recoveryAction(action nvml.DeviceGpuRecoveryAction) gpu.RecoveryAction {
+	if action < 0 || int(action) >= len(recoveryActions) {
+		return gpu.RecoveryAction(fmt.Sprintf("Action%d", action))
+	}
+	return recoveryActions[action]
+}
+
+// readRemap reads the state of rows of faulty memory, which are remapped when the GPU is reset (nvml.h). GPUs
+// before Ampere have pages instead, which are retired when the driver next initialises the GPU (NVIDIA,
+// "Dynamic Page Retirement").
+func (s *Source) readRemap(o *optionalReads, handle nvml.Device, before gpu.Remap) gpu.Remap {
+	var waits, failed bool
+	ret := o.read("nvmlDeviceGetRemappedRows", func() (ret nvml.Return) {
+		_, _, waits, failed, ret = handle.GetRemappedRows()
+		return ret
+	})
+	switch {
+	case ret == nvml.SUCCESS && failed:
+		return gpu.RemapFailed
+	case ret == nvml.SUCCESS && waits:
+		return gpu.RemapPending
+	case ret == nvml.SUCCESS:
+		return gpu.RemapNone
+	case !isAbsent(ret), before != gpu.RemapNone && !isUnsupported(ret):
+		return before
+	}
+	var pages nvml.EnableState
+	ret = o.read("nvmlDeviceGetRetiredPagesPendingStatus", func() nvml.Return { return set(&pages)(handle.GetRetiredPagesPendingStatus()) })
+	switch {
+	case ret == nvml.SUCCESS && pages == nvml.FEATURE_ENABLED:
+		return gpu.RemapPending
+	case ret == nvml.SUCCESS, isAbsent(ret): // or ECC is off
+		return gpu.RemapNone
+	}
+	return before
+}
+
+// judge sets the GPU's Fault and Notes from what was read of it.
+func judge(d *gpu.Device, polled bool, mask uint32) {
+	fault := func(reason gpu.Reason, message string) { d.Fault = gpu.Fault{Reason: reason, Message: message} }
+	note := func(reason gpu.Reason, message string) {
+		d.Notes = append(d.Notes, gpu.Note{Reason: reason, Message: message})
+	}
+	const ask = "the driver asks for recovery: "
+	switch {
+	case d.Remap == gpu.RemapFailed: // no reset fixes this, whatever else the driver asks for
+		fault(gpu.ReasonRowRemap, "remapping a row of faulty memory failed: the GPU must be replaced")
+	case d.Recovery == gpu.RecoverReset:
+		fault(gpu.ReasonResetNeeded, ask+"reset the GPU (nvidia-smi --gpu-reset)")
+	case d.Recovery == gpu.RecoverReboot, d.Recovery == gpu.RecoverSystemReboot:
+		fault(gpu.ReasonResetNeeded, ask+"reboot the node")
+	case d.Recovery == gpu.RecoverDrainAndReset:
+		fault(gpu.ReasonResetNeeded, ask+"end the programs on the GPU, then reset it")
+	case d.Recovery == gpu.RecoverBusReset:
+		fault(gpu.ReasonResetNeeded, ask+"reset the PCI bus of the GPU")
+	case d.Remap == gpu.RemapPending && !d.OfflinesPages():
+		// Drivers from R570 on ask for a reset themselves, which says the same above.
+		fault(gpu.ReasonResetNeeded, "rows or pages of faulty memory wait to be replaced: end the programs on the GPU, then reset it")
+	}
+	switch d.Recovery {
+	case "", gpu.RecoverNothing, gpu.RecoverReset, gpu.RecoverReboot, gpu.RecoverSystemReboot, gpu.RecoverDrainAndReset, gpu.RecoverBusReset:
+	case gpu.RecoverDrainP2P:
+		note(gpu.NoteDrainP2P, "the driver asks to end the programs that use NVLink or UVM persistence between GPUs; it then says what else is needed")
+	case gpu.RecoverIMEXDomain:
+		note(gpu.NoteRecoverIMEX, "memory of other nodes cannot be used until nvidia-imex runs again on all nodes of the IMEX domain; work within the node goes on")
 	default:
-		return "an action that this version does not know; see nvidia-smi -q"
+		note(gpu.NoteRecovery, "the driver asks for recovery in a way that this version does not know ("+string(d.Recovery)+"): see nvidia-smi -q")
+	}
+	if d.Remap == gpu.RemapPending && d.Fault == (gpu.Fault{}) {
+		note(gpu.NoteRemapPending, "rows of faulty memory are replaced at the next reset, and not used until then: reset the GPU when it is idle")
+	}
+	if text := fabricProblems(mask); text != "" {
+		note(gpu.NoteFabricDegraded, "the NVLink fabric of the GPU: "+text)
+	}
+	if polled {
+		note(gpu.NoteNoXIDs, "the driver reports no XIDs of this GPU, as in vGPU guests and WSL: it is polled, and errors show late or only in programs")
 	}
 }

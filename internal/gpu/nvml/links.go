@@ -17,75 +17,45 @@ type lanes struct {
 // readLanes reads the remote ends of a GPU's NVLinks. go-gpuallocator does so too,
 // but it finds no GPU behind NVSwitch, where the other end is the switch, and
 // panics when two GPUs do not agree on their links.
-func (s *Source) readLanes(device nvml.Device, l *lanes) error {
-	if !s.hasAll("nvmlDeviceGetNvLinkState", "nvmlDeviceGetNvLinkRemotePciInfo_v2") {
-		return nil
+func (s *Source) readLanes(o *optionalReads, handle nvml.Device) {
+	const state, remote, kind = "nvmlDeviceGetNvLinkState", "nvmlDeviceGetNvLinkRemotePciInfo_v2", "nvmlDeviceGetNvLinkRemoteDeviceType"
+	if !s.hasAll(state, remote) {
+		return
 	}
+	var l lanes
+	before := o.failed
 	for i := range nvml.NVLINK_MAX_LINKS {
-		state, ret := device.GetNvLinkState(i)
+		var up nvml.EnableState
+		ret := o.try(state, func() nvml.Return { return set(&up)(handle.GetNvLinkState(i)) })
 		if ret == nvml.ERROR_INVALID_ARGUMENT {
 			break // no more links
 		}
-		if ret == nvml.ERROR_NOT_SUPPORTED || ret == nvml.SUCCESS && state != nvml.FEATURE_ENABLED {
+		if ret != nvml.SUCCESS || up != nvml.FEATURE_ENABLED {
+			continue // down, or not one of this GPU's: others may be
+		}
+		end := nvml.NVLINK_DEVICE_TYPE_UNKNOWN
+		_ = o.try(kind, func() nvml.Return { return set(&end)(handle.GetNvLinkRemoteDeviceType(i)) })
+		switch end {
+		case nvml.NVLINK_DEVICE_TYPE_SWITCH:
+			l.toSwitch++
+			continue
+		case nvml.NVLINK_DEVICE_TYPE_IBMNPU: // leads to the CPU
 			continue
 		}
-		if err := check("nvmlDeviceGetNvLinkState", ret); err != nil {
-			return err
+		var info nvml.PciInfo
+		if o.try(remote, func() nvml.Return { return set(&info)(handle.GetNvLinkRemotePciInfo(i)) }) != nvml.SUCCESS {
+			continue // up, but the remote end is unknown
 		}
-		if err := s.readLane(device, i, l); err != nil {
-			return err
+		address, err := pciOf(info, nvml.SUCCESS)
+		if err != nil { // an NVSwitch that a virtual machine does not see: "FFFFFFF:FFFF:FF.F" (NCCL, graph/xml.cc)
+			l.toSwitch++
+			continue
 		}
+		l.remote = append(l.remote, address)
 	}
-	return nil
-}
-
-// readFabric reads the NVLink partition that a GPU has joined. A registration that
-// ended with an error does not count (github.com/NVIDIA/go-nvlib, pkg/nvlib/device,
-// IsFabricAttached).
-func (s *Source) readFabric(device nvml.Device, d *gpu.Device) {
-	if !s.has["nvmlDeviceGetGpuFabricInfo"] {
-		return
+	if o.failed == before {
+		o.facts.lanes = l
 	}
-	info, ret := device.GetGpuFabricInfo()
-	if ret != nvml.SUCCESS {
-		return
-	}
-	switch {
-	case info.State == nvml.GPU_FABRIC_STATE_NOT_STARTED:
-		d.FabricState = gpu.JoiningWaiting
-	case info.State == nvml.GPU_FABRIC_STATE_IN_PROGRESS:
-		d.FabricState = gpu.JoiningBegun
-	case info.State == nvml.GPU_FABRIC_STATE_COMPLETED && nvml.Return(info.Status) != nvml.SUCCESS:
-		d.FabricState = gpu.JoiningFailed
-	case info.State == nvml.GPU_FABRIC_STATE_COMPLETED:
-		d.FabricState, d.Fabric = gpu.JoiningDone, gpu.Fabric{Cluster: info.ClusterUuid, Clique: info.CliqueId}
-	}
-}
-
-func (s *Source) readLane(device nvml.Device, link int, l *lanes) error {
-	kind := nvml.NVLINK_DEVICE_TYPE_UNKNOWN
-	if s.has["nvmlDeviceGetNvLinkRemoteDeviceType"] {
-		var ret nvml.Return
-		if kind, ret = device.GetNvLinkRemoteDeviceType(link); ret != nvml.SUCCESS {
-			kind = nvml.NVLINK_DEVICE_TYPE_UNKNOWN
-		}
-	}
-	switch kind {
-	case nvml.NVLINK_DEVICE_TYPE_SWITCH:
-		l.toSwitch++
-		return nil
-	case nvml.NVLINK_DEVICE_TYPE_IBMNPU: // leads to the CPU
-		return nil
-	}
-	address, err := pciOf(device.GetNvLinkRemotePciInfo(link))
-	if ret := returned(err); ret == nvml.ERROR_NOT_SUPPORTED || ret == nvml.ERROR_NOT_FOUND || ret == nvml.ERROR_INVALID_ARGUMENT {
-		return nil // up, but the remote end is unknown
-	}
-	if err != nil {
-		return err
-	}
-	l.remote = append(l.remote, address)
-	return nil
 }
 
 // links returns the link between each two GPUs. The GPUs are in the order of their
@@ -141,7 +111,7 @@ func (s *Source) ancestor(ctx context.Context, a, b gpu.Device) gpu.LinkKind {
 	broken := func(d gpu.Device) bool {
 		return d.Fault.Reason == gpu.ReasonLost || d.Fault.Reason == gpu.ReasonUnreadable
 	}
-	if known || broken(a) || broken(b) || s.isReleased(a.UUID) || s.isReleased(b.UUID) || !s.has["nvmlDeviceGetTopologyCommonAncestor"] {
+	if known || s.isCycling() || broken(a) || broken(b) || s.isReleased(a.UUID) || s.isReleased(b.UUID) || !s.has["nvmlDeviceGetTopologyCommonAncestor"] {
 		return kind
 	}
 	level, err := call(ctx, s.calls, "the links between GPUs", func() (nvml.GpuTopologyLevel, error) {

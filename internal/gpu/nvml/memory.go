@@ -15,10 +15,16 @@ import (
 type memory struct {
 	devices    map[gpu.UUID]reading // as last read without an error
 	order      []gpu.UUID           // by index, of the last read
-	snapshot   []gpu.Device         // of the last Snapshot; nil if there was none since a probe
+	facts      map[gpu.UUID]facts
+	noXIDs     map[gpu.UUID]time.Time // the GPUs that could not be registered for events, as the driver supports none: until when that is believed
+	noEvents   bool                   // the driver supports no events at all
+	driver     gpu.Driver             // as last read
+	last       []reading              // as last read, with the faults
+	snapshot   []gpu.Device           // of the last Snapshot; nil if there was none since a probe
 	snapshotAt time.Time
 	ancestors  map[[2]gpu.PCIAddress]gpu.LinkKind
 	numa       map[gpu.PCIAddress]int
+	unlisted   map[gpu.UUID]string // why the partitions of a GPU could not be read last
 
 	letGo map[gpu.UUID]bool      // the GPUs to release
 	out   map[gpu.UUID]gpu.Fault // the released GPUs with their faults
@@ -50,7 +56,11 @@ func (s *Source) settle(all []reading, errs []error) error {
 			*r = clone(before)
 			r.Index = i
 		}
-		r.Fault = faultOf(errs[i])
+		delete(s.memory.facts, r.UUID)
+		r.Fault, r.Notes, r.Recovery, r.Remap = faultOf(errs[i]), nil, "", gpu.RemapNone // they were not read
+	}
+	if len(s.memory.order) > 0 && len(s.memory.order) != len(all) {
+		clear(s.memory.facts) // a GPU was removed, and may return elsewhere
 	}
 	s.memory.order = s.memory.order[:0]
 	for _, r := range all {
@@ -112,6 +122,27 @@ func (s *Source) findUUIDs(all []reading, errs []error) {
 	}
 }
 
+// keepReading remembers a reading of all GPUs.
+func (s *Source) keepReading(driver gpu.Driver, all []reading) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.memory.driver, s.memory.last = driver, nil
+	for _, r := range all {
+		s.memory.last = append(s.memory.last, clone(r))
+	}
+}
+
+// lastReading returns the last reading of all GPUs.
+func (s *Source) lastReading() (gpu.Driver, []reading) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var all []reading
+	for _, r := range s.memory.last {
+		all = append(all, clone(r))
+	}
+	return s.memory.driver, all
+}
+
 // keepSnapshot remembers the devices of a Snapshot, so that Watch can report when they
 // change, even if Watch itself never read them.
 func (s *Source) keepSnapshot(list []gpu.Device) {
@@ -142,7 +173,7 @@ func (s *Source) takeRecentSnapshot() []gpu.Device {
 }
 
 func clone(r reading) reading {
-	r.MIG = slices.Clone(r.MIG)
+	r.MIG, r.Notes = slices.Clone(r.MIG), slices.Clone(r.Notes)
 	r.lanes.remote = slices.Clone(r.lanes.remote)
 	return r
 }

@@ -24,44 +24,67 @@ var (
 		"nvmlDeviceGetGpuInstanceProfileInfo", "nvmlDeviceGetGpuInstancePossiblePlacements_v2", "nvmlDeviceGetGpuInstances", "nvmlGpuInstanceGetInfo",
 	}
 	makingPartitions = []string{
-		"nvmlDeviceGetHandleByUUID", "nvmlDeviceCreateGpuInstanceWithPlacement", "nvmlGpuInstanceDestroy",
+		"nvmlDeviceCreateGpuInstanceWithPlacement", "nvmlGpuInstanceDestroy",
 		"nvmlGpuInstanceGetComputeInstanceProfileInfo", "nvmlGpuInstanceCreateComputeInstance", "nvmlGpuInstanceGetComputeInstances",
 		"nvmlComputeInstanceGetInfo_v2", "nvmlComputeInstanceDestroy", "nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex",
 	}
 )
 
-// readPartitions reads the profiles of a GPU in MIG mode and the GPU instances that exist.
+// readPartitions reads the profiles of a GPU in MIG mode and the GPU instances that exist. If only that
+// fails, they are those of the last reading: the GPU itself may be well, and others use it. If nothing was
+// read before, that is an error: a MIG device whose GPU instance is not known may be a claim's.
 func (s *Source) readPartitions(handle nvml.Device, d *gpu.Device) error {
 	if !s.partitions || !d.MIGEnabled || !s.hasAll(readingPartitions...) {
 		return nil
 	}
+	profiles, instances, err := s.listPartitions(handle, d.MemoryBytes)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	before := s.memory.devices[d.UUID]
+	switch {
+	case err == nil:
+		d.Profiles, d.Instances = profiles, instances
+		delete(s.memory.unlisted, d.UUID)
+		return nil
+	case wholeDriver(err), faultOf(err).Reason != gpu.ReasonUnreadable, len(before.Profiles) == 0:
+		return err
+	}
+	d.Profiles, d.Instances = before.Profiles, before.Instances
+	if s.memory.unlisted[d.UUID] != err.Error() {
+		s.memory.unlisted[d.UUID] = err.Error()
+		s.log.Warn("the partitions of a GPU cannot be read", "gpu", string(d.UUID), "message", err.Error())
+	}
+	return nil
+}
+
+func (s *Source) listPartitions(handle nvml.Device, memory uint64) (profiles []gpu.PartitionProfile, instances []gpu.Instance, err error) {
 	for constant := range nvml.GPU_INSTANCE_PROFILE_COUNT {
 		info, ret := handle.GetGpuInstanceProfileInfo(constant)
 		if isNoProfile(ret) {
 			continue
 		}
 		if err := check("nvmlDeviceGetGpuInstanceProfileInfo", ret); err != nil {
-			return err
+			return nil, nil, err
 		}
-		if slices.ContainsFunc(d.Profiles, func(p gpu.PartitionProfile) bool { return p.ID == int(info.Id) }) {
+		if slices.ContainsFunc(profiles, func(p gpu.PartitionProfile) bool { return p.ID == int(info.Id) }) {
 			continue
 		}
-		p, err := s.readProfile(handle, constant, info, d.MemoryBytes)
+		p, err := s.readProfile(handle, constant, info, memory)
 		if err != nil {
-			return err
+			return nil, nil, err
 		}
 		if p.Size > 0 {
-			d.Profiles = append(d.Profiles, p)
+			profiles = append(profiles, p)
 		}
-		instances, err := readInstances(handle, info)
+		some, err := readInstances(handle, info)
 		if err != nil {
-			return err
+			return nil, nil, err
 		}
-		d.Instances = append(d.Instances, instances...)
+		instances = append(instances, some...)
 	}
-	slices.SortFunc(d.Profiles, func(a, b gpu.PartitionProfile) int { return cmp.Compare(a.ID, b.ID) })
-	slices.SortFunc(d.Instances, func(a, b gpu.Instance) int { return cmp.Compare(a.ID, b.ID) })
-	return nil
+	slices.SortFunc(profiles, func(a, b gpu.PartitionProfile) int { return cmp.Compare(a.ID, b.ID) })
+	slices.SortFunc(instances, func(a, b gpu.Instance) int { return cmp.Compare(a.ID, b.ID) })
+	return profiles, instances, nil
 }
 
 func (s *Source) readProfile(handle nvml.Device, constant int, info nvml.GpuInstanceProfileInfo, memory uint64) (gpu.PartitionProfile, error) {
@@ -85,13 +108,15 @@ func (s *Source) readProfile(handle nvml.Device, constant int, info nvml.GpuInst
 }
 
 // profileName names a profile as the driver does, or where the library is too old for that, as
-// go-nvlib composes it.
+// go-nvlib composes it. One that go-nvlib does not know has its number.
 func (s *Source) profileName(handle nvml.Device, constant int, info nvml.GpuInstanceProfileInfo, memory uint64) string {
 	if s.has["nvmlDeviceGetGpuInstanceProfileInfoV"] {
 		if named, ret := handle.GetGpuInstanceProfileInfoV(constant).V2(); ret == nvml.SUCCESS {
 			text := unsafe.Slice((*byte)(unsafe.Pointer(&named.Name[0])), len(named.Name)) // its type differs between versions of go-nvml
 			name, _, _ := strings.Cut(string(text), "\x00")
-			return strings.TrimPrefix(name, "MIG ")
+			if name = strings.TrimPrefix(name, "MIG "); name != "" {
+				return name
+			}
 		}
 	}
 	for ci := range nvml.COMPUTE_INSTANCE_PROFILE_COUNT {
@@ -99,7 +124,7 @@ func (s *Source) profileName(handle nvml.Device, constant int, info nvml.GpuInst
 			return p.String()
 		}
 	}
-	return ""
+	return fmt.Sprintf("profile-%d", info.Id)
 }
 
 func readInstances(handle nvml.Device, info nvml.GpuInstanceProfileInfo) (all []gpu.Instance, err error) {
@@ -149,10 +174,14 @@ func (s *Source) CreatePartition(ctx context.Context, at gpu.Placement) (gpu.Par
 	made, err := onPartitions(ctx, s, at, func(handle nvml.Device, info nvml.GpuInstanceProfileInfo) (gpu.Partition, error) {
 		made := gpu.Partition{Placement: at}
 		instance, ret := handle.CreateGpuInstanceWithPlacement(&info, &nvml.GpuInstancePlacement{Start: uint32(at.Start), Size: uint32(at.Size)})
-		if err := check("nvmlDeviceCreateGpuInstanceWithPlacement", ret); err != nil {
+		err := check("nvmlDeviceCreateGpuInstanceWithPlacement", ret)
+		switch {
+		case isUnreachable(err):
+			return made, fmt.Errorf("%w: %w", gpu.ErrLeftover, err)
+		case err != nil:
 			return made, partitionError(err)
 		}
-		err := fillInstance(handle, instance, info, &made)
+		err = fillInstance(handle, instance, info, &made)
 		if err == nil {
 			return made, nil
 		}
@@ -233,7 +262,8 @@ func findMIGDevice(handle nvml.Device, gi, ci int) (gpu.UUID, error) {
 }
 
 // DestroyPartition destroys the GPU instance of the profile at the placement, with its compute
-// instances. That there is none is no error. The error wraps gpu.ErrInUse while a process uses it.
+// instances. That there is none is no error. The error wraps gpu.ErrInUse while a process uses it, and
+// gpu.ErrUnreachable if the GPU is lost or missing, waits for a reset, or hangs.
 func (s *Source) DestroyPartition(ctx context.Context, at gpu.Placement) error {
 	_, err := onPartitions(ctx, s, at, func(handle nvml.Device, info nvml.GpuInstanceProfileInfo) (struct{}, error) {
 		handles, ret := handle.GetGpuInstances(&info)
@@ -256,6 +286,9 @@ func (s *Source) DestroyPartition(ctx context.Context, at gpu.Placement) error {
 	})
 	if errors.Is(err, gpu.ErrNoMIGMode) {
 		return nil // MIG mode is off, or the GPU has no such profile: so there is no partition
+	}
+	if _, hung := errors.AsType[*hungError](err); hung {
+		return fmt.Errorf("%w: %w", gpu.ErrUnreachable, err)
 	}
 	return err
 }
@@ -320,19 +353,91 @@ func onMIG[T any](ctx context.Context, s *Source, id gpu.UUID, fn func(nvml.Devi
 		}
 	}
 	return call(ctx, s.calls, "the partitions of "+string(id), func() (T, error) {
-		handle, ret := s.lib.DeviceGetHandleByUUID(string(id))
-		if err := check("nvmlDeviceGetHandleByUUID", ret); err != nil {
-			return zero, err
+		value, err := onHandle(s, id, fn)
+		if isUnreachable(err) && !errors.Is(err, gpu.ErrUnreachable) {
+			err = fmt.Errorf("%w: %w", gpu.ErrUnreachable, err)
 		}
+		return value, err
+	})
+}
+
+// isUnreachable reports whether NVML answered that it does not reach a GPU.
+func isUnreachable(err error) bool {
+	ret := returned(err)
+	return ret == nvml.ERROR_GPU_IS_LOST || ret == nvml.ERROR_RESET_REQUIRED
+}
+
+// onHandle is onMIG within a call of NVML.
+func onHandle[T any](s *Source, id gpu.UUID, fn func(nvml.Device) (T, error)) (T, error) {
+	var zero T
+	handle, err := s.findHandle(id)
+	if err == nil {
 		mode, _, ret := handle.GetMigMode()
 		if ret == nvml.ERROR_NOT_SUPPORTED || ret == nvml.SUCCESS && mode != nvml.DEVICE_MIG_ENABLE {
 			return zero, fmt.Errorf("%w: MIG mode is off", gpu.ErrNoMIGMode)
 		}
-		if err := check("nvmlDeviceGetMigMode", ret); err != nil {
-			return zero, err
-		}
+		err = check("nvmlDeviceGetMigMode", ret)
+	}
+	// A GPU that does not even answer this is lost, whatever the driver calls it.
+	switch {
+	case err == nil:
 		return fn(handle)
-	})
+	case wholeDriver(err), errors.Is(err, gpu.ErrNoPermission), errors.Is(err, gpu.ErrUnreachable):
+		return zero, err
+	}
+	return zero, fmt.Errorf("%w: %w", gpu.ErrUnreachable, err)
+}
+
+// findHandle returns the handle of a GPU, by the index that it had when the GPUs were read last. A search by
+// UUID may open other GPUs (nvml.h at nvmlDeviceGetHandleByUUID), among them one that hangs or is released.
+// If a GPU has left the bus or returned since, the indexes have shifted, and those of the GPUs that are not
+// released are tried.
+func (s *Source) findHandle(id gpu.UUID) (nvml.Device, error) {
+	if s.isReleased(id) {
+		return nil, fmt.Errorf("%w: it is released for a reset", gpu.ErrUnreachable)
+	}
+	s.mu.Lock()
+	order := slices.Clone(s.memory.order)
+	s.mu.Unlock()
+	known := slices.Index(order, id)
+	if known >= 0 {
+		handle, ret := s.lib.DeviceGetHandleByIndex(known)
+		is, found, err := isDevice(handle, ret, id)
+		if err != nil || found {
+			return is, err
+		}
+	} else if len(order) > 0 {
+		return nil, fmt.Errorf("%w: the driver does not list it", gpu.ErrUnreachable)
+	}
+	count, ret := s.lib.DeviceGetCount()
+	if err := check("nvmlDeviceGetCount", ret); err != nil {
+		return nil, err
+	}
+	for i := range count {
+		if i == known || count == len(order) && s.isReleased(order[i]) {
+			continue
+		}
+		handle, ret := s.lib.DeviceGetHandleByIndex(i)
+		if is, found, _ := isDevice(handle, ret, id); found {
+			return is, nil
+		}
+	}
+	return nil, fmt.Errorf("%w: the driver does not list it", gpu.ErrUnreachable)
+}
+
+// isDevice returns the result of DeviceGetHandleByIndex if it is the GPU of a UUID.
+func isDevice(handle nvml.Device, ret nvml.Return, id gpu.UUID) (nvml.Device, bool, error) {
+	if ret == nvml.ERROR_INVALID_ARGUMENT || ret == nvml.ERROR_NOT_FOUND {
+		return nil, false, nil // there is no GPU of that index any more
+	}
+	if err := check("nvmlDeviceGetHandleByIndex", ret); err != nil {
+		return nil, false, err
+	}
+	is, ret := handle.GetUUID()
+	if err := check("nvmlDeviceGetUUID", ret); err != nil {
+		return nil, false, err
+	}
+	return handle, gpu.UUID(is) == id, nil
 }
 
 // isNoProfile reports whether a profile is not one of the GPU, or not one that its driver knows.

@@ -126,3 +126,149 @@ func TestAPartitionIsNotGoneBecauseTheDriverRefuses(t *testing.T) {
 	_, err := s.Instances(t.Context(), at.GPU)
 	require.Error(t, err, "what is there is not known")
 }
+
+func newPartitionFake(t *testing.T) (*fake, *Source, gpu.Placement) {
+	node := gputest.Node("a100-mig", 3)
+	f, s := newFake(t, node, Options{Partitions: true})
+	for _, symbol := range append(slices.Clone(readingPartitions), makingPartitions...) {
+		s.has[symbol] = true
+	}
+	s.has["nvmlDeviceGetGpuInstanceProfileInfoV"] = false // the fake lacks its structures
+	_, err := s.Snapshot(t.Context())
+	require.NoError(t, err)
+	return f, s, gpu.Placement{GPU: node.Devices[1].UUID, Profile: 19, Start: 0, Size: 1}
+}
+
+func (g *fakeGPU) GetGpuInstancePossiblePlacements(*nvml.GpuInstanceProfileInfo) ([]nvml.GpuInstancePlacement, nvml.Return) {
+	return []nvml.GpuInstancePlacement{{Start: 0, Size: 1}}, nvml.SUCCESS
+}
+
+// A search by UUID may open every GPU, one that hangs or waits for a reset among them.
+func TestPartitionsOpenTheirGPUOnly(t *testing.T) {
+	f, s, at := newPartitionFake(t)
+	f.locked(func() { f.searched = nil })
+	var opened []int
+	f.opened = func(i int) { opened = append(opened, i) }
+	require.NoError(t, s.DestroyPartition(t.Context(), at))
+	_, err := s.Instances(t.Context(), at.GPU)
+	require.NoError(t, err)
+	require.Equal(t, []int{1, 1}, opened)
+	require.Empty(t, f.searched, "by UUID")
+
+	f.lose(f.gpus[0].device.UUID, "gone") // the indexes shift before the GPUs are read again
+	require.NoError(t, s.DestroyPartition(t.Context(), at))
+	require.Contains(t, opened, 0)
+}
+
+func TestAPartitionOnAGPUThatCannotBeReached(t *testing.T) {
+	for name, lose := range map[string]func(*fake, *Source, gpu.UUID){
+		"it is lost":         func(f *fake, _ *Source, id gpu.UUID) { f.lose(id, "handle") },
+		"its calls fail":     func(f *fake, _ *Source, id gpu.UUID) { f.lose(id, "calls") },
+		"it is a riddle":     func(f *fake, _ *Source, id gpu.UUID) { f.lose(id, "unknown") },
+		"it has left":        func(f *fake, _ *Source, id gpu.UUID) { f.lose(id, "gone") },
+		"it needs a reset":   func(f *fake, _ *Source, id gpu.UUID) { f.find(id).profile = nvml.ERROR_RESET_REQUIRED },
+		"it is released":     func(_ *fake, s *Source, id gpu.UUID) { s.memory.out[id] = gpu.Fault{Reason: gpu.ReasonXID} },
+		"it was never there": func(_ *fake, s *Source, _ gpu.UUID) { s.memory.order = []gpu.UUID{"GPU-other"} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			f, s, at := newPartitionFake(t)
+			lose(f, s, at.GPU)
+			opened := false
+			f.opened = func(int) { opened = true }
+			require.ErrorIs(t, s.DestroyPartition(t.Context(), at), gpu.ErrUnreachable)
+			_, err := s.CreatePartition(t.Context(), at)
+			require.ErrorIs(t, err, gpu.ErrUnreachable)
+			require.Equal(t, name != "it is released" && name != "it was never there", opened)
+			neighbour := gpu.Placement{GPU: f.gpus[0].device.UUID, Profile: 19, Size: 1}
+			if name != "it was never there" {
+				require.NoError(t, s.DestroyPartition(t.Context(), neighbour))
+			}
+		})
+	}
+}
+
+func TestAPartitionOnAGPUThatHangsCanEnd(t *testing.T) {
+	f, s, at := newPartitionFake(t)
+	s.limit = 20 * time.Millisecond
+	hang := make(chan struct{})
+	defer close(hang)
+	f.locked(func() { f.find(at.GPU).hang = hang })
+	for range 2 {
+		require.ErrorIs(t, s.DestroyPartition(t.Context(), at), gpu.ErrUnreachable)
+	}
+	s.limit = time.Minute
+	require.NoError(t, s.DestroyPartition(t.Context(), gpu.Placement{GPU: f.gpus[0].device.UUID, Profile: 19, Size: 1}))
+}
+
+// The GPU and the partitions of others on it are well.
+func TestPartitionsThatCannotBeReadAreThoseOfBefore(t *testing.T) {
+	f, s, at := newPartitionFake(t)
+	before, err := s.Snapshot(t.Context())
+	require.NoError(t, err)
+	require.Len(t, before.Devices[1].Profiles, 1)
+	for _, ret := range []nvml.Return{nvml.ERROR_UNKNOWN, nvml.ERROR_IN_USE, nvml.ERROR_NO_PERMISSION, nvml.ERROR_TIMEOUT, nvml.ERROR_FUNCTION_NOT_FOUND} {
+		f.locked(func() { f.find(at.GPU).instances = ret })
+		snap, err := s.Snapshot(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, before.Devices[1], snap.Devices[1], ret)
+	}
+	f.locked(func() { f.find(at.GPU).instances = nvml.ERROR_GPU_IS_LOST })
+	snap, err := s.Snapshot(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, gpu.ReasonLost, snap.Devices[1].Fault.Reason)
+}
+
+// A new process, or one that has seen the GPU without MIG mode only, cannot tell whose the MIG devices are.
+func TestPartitionsThatWereNeverReadMakeTheGPUUnreadable(t *testing.T) {
+	for _, ret := range []nvml.Return{nvml.ERROR_UNKNOWN, nvml.ERROR_IN_USE, nvml.ERROR_NO_PERMISSION, nvml.ERROR_TIMEOUT} {
+		for name, before := range map[string]func(*fake, *Source, gpu.UUID){
+			"not read": func(_ *fake, s *Source, _ gpu.UUID) { clear(s.memory.devices) },
+			"MIG mode was off": func(f *fake, s *Source, id gpu.UUID) {
+				f.locked(func() { f.find(id).device.MIGEnabled = false })
+				_, err := s.Snapshot(t.Context())
+				require.NoError(t, err)
+				f.locked(func() { f.find(id).device.MIGEnabled = true })
+			},
+		} {
+			f, s, at := newPartitionFake(t)
+			before(f, s, at.GPU)
+			f.locked(func() { f.find(at.GPU).instances = ret })
+			snap, err := s.Snapshot(t.Context())
+			require.NoError(t, err)
+			require.Equal(t, gpu.ReasonUnreadable, snap.Devices[1].Fault.Reason, "%s: %v", name, ret)
+			require.Empty(t, snap.Devices[0].Fault)
+
+			f.locked(func() { f.find(at.GPU).instances = nvml.SUCCESS })
+			snap, err = s.Snapshot(t.Context())
+			require.NoError(t, err)
+			require.Empty(t, snap.Devices[1].Fault)
+			require.NotEmpty(t, snap.Devices[1].Profiles)
+		}
+	}
+}
+
+func TestAProfileWithoutANameHasItsNumber(t *testing.T) {
+	_, s, _ := newPartitionFake(t)
+	snap, err := s.Snapshot(t.Context())
+	require.NoError(t, err)
+	require.NotEmpty(t, snap.Devices[0].Profiles)
+	require.Equal(t, "profile-47", s.profileName(&fakeGPU{lib: &fake{}}, nvml.GPU_INSTANCE_PROFILE_COUNT+40, nvml.GpuInstanceProfileInfo{Id: 47, MemorySizeMB: 10240}, 80<<30))
+}
+
+func TestTheAddressingModeIsNVMLs(t *testing.T) {
+	node := gputest.Node("h100-sxm", 4)
+	for i, mode := range []string{"HMM", "ATS", "None", ""} {
+		node.Devices[i].AddressingMode = mode
+	}
+	_, s := newFake(t, node, Options{})
+	snap, err := s.Snapshot(t.Context())
+	require.NoError(t, err)
+	for i, d := range snap.Devices {
+		require.Equal(t, node.Devices[i].AddressingMode, d.AddressingMode)
+	}
+	_, s = newFake(t, node, Options{})
+	s.has["nvmlDeviceGetAddressingMode"] = false
+	snap, err = s.Snapshot(t.Context())
+	require.NoError(t, err)
+	require.Empty(t, snap.Devices[0].AddressingMode, "an old library")
+}

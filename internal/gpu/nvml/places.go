@@ -153,6 +153,16 @@ func (p places) listGPUs() []gpu.Device {
 	return list
 }
 
+// minor returns N of the /dev/nvidiaN of a GPU as the kernel module lists it; -1 if it does not.
+func (p places) minor(address gpu.PCIAddress) int {
+	for _, d := range p.listGPUs() {
+		if d.PCI == address {
+			return d.Minor
+		}
+	}
+	return -1
+}
+
 // parseInformation reads the "Key:  value" lines of a GPU's information file.
 // There the UUID is "GPU-????????-…" until the GPU is first initialised.
 func parseInformation(text string) gpu.Device {

@@ -95,7 +95,7 @@ func (s *Source) released(count int) map[int]reading {
 	for i, id := range s.memory.order {
 		if fault, out := s.memory.out[id]; out {
 			r := clone(s.memory.devices[id])
-			r.Index, r.Fault = i, fault
+			r.Index, r.Fault, r.Notes, r.Recovery, r.Remap = i, fault, nil, "", gpu.RemapNone
 			all[i] = r
 		}
 	}

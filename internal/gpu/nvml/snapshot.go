@@ -7,7 +7,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/NVIDIA/go-nvlib/pkg/nvlib/device"
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/gpuready/gpuready/internal/gpu"
@@ -31,14 +30,16 @@ func (s *Source) Snapshot(ctx context.Context) (gpu.Snapshot, error) {
 	return snapshot, nil
 }
 
-// reading is a GPU with the data for computing links.
+// reading is a GPU with the data for computing links and for judging it.
 type reading struct {
 	gpu.Device
-	lanes lanes
+	lanes      lanes
+	fabricMask uint32 // the health of its fabric, nvmlGpuFabricInfo_v3_t; 0: not known
 }
 
 // read reads the driver and all GPUs, in the order of their indexes. A GPU that cannot
-// be read has a Fault and the data of its last successful read.
+// be read has a Fault and the data of its last successful read. While NVML is initialised again, all
+// are as they were last read.
 func (s *Source) read(ctx context.Context) (gpu.Driver, []reading, error) {
 	if err := ctx.Err(); err != nil {
 		return gpu.Driver{}, nil, err
@@ -46,30 +47,54 @@ func (s *Source) read(ctx context.Context) (gpu.Driver, []reading, error) {
 	if err := s.checkOpen(); err != nil {
 		return gpu.Driver{}, nil, err
 	}
-	n, err := s.readNode(ctx)
+	var n node
+	var all []reading
+	var errs []error
+	var err error
+	for range maxRereads {
+		before := s.cycles.Load()
+		if !s.isCycling() {
+			n, all, errs, err = s.readAll(ctx)
+		}
+		if ctx.Err() != nil {
+			return gpu.Driver{}, nil, ctx.Err()
+		}
+		if s.isCycling() { // and calls may have waited for its end
+			driver, all := s.lastReading()
+			return driver, all, nil
+		}
+		if s.cycles.Load() == before {
+			break
+		}
+	}
 	if err != nil {
 		return gpu.Driver{}, nil, fmt.Errorf("reading the driver: %w", err)
+	}
+	if err := s.settle(all, errs); err != nil {
+		return gpu.Driver{}, nil, fmt.Errorf("reading the GPUs: %w", err)
+	}
+	judgeFabric(all)
+	s.keepReading(n.Driver, all)
+	return n.Driver, all, nil
+}
+
+// readAll reads the driver and all GPUs, with an error for each that cannot be read.
+func (s *Source) readAll(ctx context.Context) (node, []reading, []error, error) {
+	n, err := s.readNode(ctx)
+	if err != nil {
+		return n, nil, nil, err
 	}
 	all, errs := s.readDevices(ctx, n.count)
 	// When a GPU leaves the bus or returns, the indexes of its neighbours shift: some would be
 	// read twice and others not at all.
 	for range maxRereads {
 		before := n.count
-		if n, err = s.readNode(ctx); err != nil {
-			return gpu.Driver{}, nil, fmt.Errorf("reading the driver: %w", err)
-		}
-		if n.count == before {
+		if n.count, err = s.readCount(ctx); err != nil || n.count == before {
 			break
 		}
 		all, errs = s.readDevices(ctx, n.count)
 	}
-	if err := ctx.Err(); err != nil {
-		return gpu.Driver{}, nil, err
-	}
-	if err := s.settle(all, errs); err != nil {
-		return gpu.Driver{}, nil, fmt.Errorf("reading the GPUs: %w", err)
-	}
-	return n.Driver, all, nil
+	return n, all, errs, err
 }
 
 // maxRereads bounds how often the GPUs are read again because their number has changed meanwhile.
@@ -92,6 +117,13 @@ func (s *Source) readNode(ctx context.Context) (node, error) {
 	})
 }
 
+func (s *Source) readCount(ctx context.Context) (int, error) {
+	return call(ctx, s.calls, "the driver", func() (int, error) {
+		count, ret := s.lib.DeviceGetCount()
+		return count, check("nvmlDeviceGetCount", ret)
+	})
+}
+
 // readDevices reads the GPUs of the indexes below count.
 func (s *Source) readDevices(ctx context.Context, count int) ([]reading, []error) {
 	all, errs := make([]reading, count), make([]error, count)
@@ -106,7 +138,13 @@ func (s *Source) readDevices(ctx context.Context, count int) ([]reading, []error
 		leave := acquireSlot(slots)
 		group.Go(func() {
 			defer leave()
-			all[i], errs[i] = call(ctx, s.calls, subject(i), func() (reading, error) { return s.readDevice(i) })
+			all[i], errs[i] = call(ctx, s.calls, subject(i), func() (reading, error) {
+				// Look again: the GPU may have been released while the call waited to begin.
+				if r, out := s.released(count)[i]; out {
+					return r, nil
+				}
+				return s.readDevice(i)
+			})
 			if errs[i] != nil && all[i].UUID == "" {
 				all[i].Device = gpu.Device{Index: i, NUMANode: -1, Minor: -1}
 			}
@@ -163,69 +201,37 @@ func (s *Source) readDriver() (d gpu.Driver, err error) {
 // readDevice reads one GPU. With an error it returns the data read until then.
 func (s *Source) readDevice(index int) (reading, error) {
 	r := reading{Device: gpu.Device{Index: index, NUMANode: -1, Minor: -1}}
-	device, ret := s.lib.DeviceGetHandleByIndex(index)
+	handle, ret := s.lib.DeviceGetHandleByIndex(index)
 	if err := check("nvmlDeviceGetHandleByIndex", ret); err != nil {
 		return r, err
 	}
-	err := firstError(
-		func() error {
-			id, ret := device.GetUUID()
-			r.UUID = gpu.UUID(id)
-			return check("nvmlDeviceGetUUID", ret)
-		},
-		func() error {
-			address, err := pciOf(device.GetPciInfo())
-			r.PCI = address
-			return err
-		},
-		func() error {
-			name, ret := device.GetName()
-			r.Product = name
-			return check("nvmlDeviceGetName", ret)
-		},
-		func() error {
-			minor, ret := device.GetMinorNumber()
-			r.Minor = minor
-			return check("nvmlDeviceGetMinorNumber", ret)
-		},
-		func() error {
-			memory, ret := device.GetMemoryInfo()
-			r.MemoryBytes = memory.Total
-			if ret == nvml.ERROR_NOT_SUPPORTED {
-				return nil // GPUs that use the CPU's memory have none of their own
-			}
-			return check("nvmlDeviceGetMemoryInfo", ret)
-		},
-		func() error {
-			major, minor, ret := device.GetCudaComputeCapability()
-			r.Compute = gpu.Compute{Major: major, Minor: minor}
-			return check("nvmlDeviceGetCudaComputeCapability", ret)
-		},
-		func() error { s.readModel(device, &r.Device); return nil },
-		func() error { s.readComputeMode(device, &r.Device); return nil },
-		func() error { return s.readMIG(device, &r.Device) },
-		func() error { return s.readPartitions(device, &r.Device) },
-		func() error { return s.readLanes(device, &r.lanes) },
-		func() error { s.readFabric(device, &r.Device); return nil },
-		func() error { return s.readHealth(device, &r.Device) },
-	)
+	id, ret := handle.GetUUID()
+	if err := check("nvmlDeviceGetUUID", ret); err != nil {
+		return r, err
+	}
+	r.UUID = gpu.UUID(id)
+	f, err := s.factsOf(r.UUID, handle)
 	if err != nil {
 		return r, err
 	}
-	r.NUMANode = s.numa(r.PCI, device)
+	r.PCI, r.Product, r.Brand, r.Architecture, r.Minor = f.pci, f.product, f.brand, f.arch, f.minor
+	r.MemoryBytes, r.Compute, r.NUMANode, r.lanes, r.AddressingMode = f.memoryBytes, f.compute, f.numa, f.lanes, f.addressing
+	o := &optionalReads{s: s, facts: &f}
+	s.readComputeMode(o, handle, &r.Device)
+	if err := s.readMIG(o, handle, &r.Device); err != nil {
+		return r, err
+	}
+	s.expireFactsAtMIG(r.Device)
+	if err := s.readPartitions(handle, &r.Device); err != nil {
+		return r, err
+	}
+	s.readFabric(o, handle, &r)
+	s.readHealth(o, handle, &r.Device)
+	if o.err != nil {
+		return r, o.err
+	}
+	judge(&r.Device, f.noXIDs || s.isPolled(r.UUID), r.fabricMask)
 	return r, nil
-}
-
-// readModel reads brand and architecture. A driver newer than go-nvlib may report others than
-// go-nvlib can name; they are then not known, which is no fault of the GPU.
-func (s *Source) readModel(handle nvml.Device, d *gpu.Device) {
-	if !s.hasAll("nvmlDeviceGetBrand", "nvmlDeviceGetArchitecture") {
-		return
-	}
-	if named, err := device.New(s.lib, device.WithVerifySymbols(false)).NewDevice(handle); err == nil {
-		d.Brand, _ = named.GetBrandAsString()
-		d.Architecture, _ = named.GetArchitectureAsString()
-	}
 }
 
 func firstError(steps ...func() error) error {

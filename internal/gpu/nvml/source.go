@@ -52,6 +52,9 @@ type Options struct {
 	// ReadOutside reads GPUs that this process has released; nil: see Release.
 	ReadOutside OutsideReader
 
+	// Process is shared by the Sources that a process opens one after the other. nil: there is only one.
+	Process *Process
+
 	// OnFailure is called for each call of NVML that failed or did not return, with its
 	// code in nvml.h without "NVML_ERROR_" (GPU_IS_LOST), or HUNG. Normal results
 	// (not supported, no event yet) are not failures. It is called from several
@@ -75,9 +78,11 @@ type Source struct {
 
 	outside      OutsideReader
 	outsideEvery time.Duration
+	fabricInfo   func(nvml.Device) (nvml.GpuFabricInfo_v3, nvml.Return) // readFabricInfo; another in tests
 
 	*calls
 	watching atomic.Bool
+	cycles   atomic.Int64  // beginnings and ends of initialising NVML again
 	brief    atomic.Bool   // use short slices
 	hurry    chan struct{} // capacity 1: there is a GPU to release
 
@@ -88,18 +93,24 @@ type Source struct {
 
 var _ gpu.Source = (*Source)(nil)
 
+// isCycling reports whether NVML is being shut down and initialised.
+func (s *Source) isCycling() bool { return s.cycles.Load()%2 == 1 }
+
 // required lists the functions that every Source needs; every driver since R450 has
 // them.
 var required = []string{
 	"nvmlInit_v2", "nvmlShutdown", "nvmlSystemGetDriverVersion", "nvmlSystemGetNVMLVersion",
-	"nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID", "nvmlDeviceGetName",
-	"nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetMinorNumber", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetCudaComputeCapability",
-	"nvmlEventSetCreate", "nvmlEventSetFree", "nvmlDeviceRegisterEvents", "nvmlDeviceGetSupportedEventTypes",
+	"nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID",
+	"nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetMemoryInfo",
 }
 
+// watching lists the functions that Watch needs to receive events. Without them it polls.
+var watching = []string{"nvmlEventSetCreate", "nvmlEventSetFree", "nvmlDeviceRegisterEvents", "nvmlDeviceGetSupportedEventTypes"}
+
 // optional lists the functions that are called only if the library has them.
-var optional = []string{
-	"nvmlSystemGetCudaDriverVersion_v2", "nvmlDeviceGetBrand", "nvmlDeviceGetArchitecture",
+var optional = append([]string{
+	"nvmlDeviceGetName", "nvmlDeviceGetMinorNumber", "nvmlDeviceGetCudaComputeCapability",
+	"nvmlSystemGetCudaDriverVersion_v2", "nvmlDeviceGetBrand", "nvmlDeviceGetArchitecture", "nvmlDeviceGetAddressingMode",
 	"nvmlDeviceGetMigMode", "nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex",
 	"nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId", "nvmlDeviceGetAttributes_v2",
 	"nvmlDeviceIsMigDeviceHandle", "nvmlDeviceGetDeviceHandleFromMigDeviceHandle",
@@ -110,14 +121,17 @@ var optional = []string{
 	"nvmlGpuInstanceGetComputeInstances", "nvmlComputeInstanceDestroy",
 	"nvmlDeviceGetRemappedRows", "nvmlDeviceGetRetiredPagesPendingStatus", "nvmlDeviceGetFieldValues", "nvmlDeviceGetMemoryAffinity",
 	"nvmlDeviceGetTopologyCommonAncestor", "nvmlDeviceGetNvLinkState", "nvmlDeviceGetNvLinkRemotePciInfo_v2",
-	"nvmlDeviceGetNvLinkRemoteDeviceType", "nvmlDeviceGetGpuFabricInfo",
+	"nvmlDeviceGetNvLinkRemoteDeviceType", "nvmlDeviceGetGpuFabricInfo", "nvmlDeviceGetGpuFabricInfoV",
 	"nvmlDeviceGetComputeMode", "nvmlDeviceSetComputeMode", "nvmlDeviceGetHandleByUUID",
 	"nvmlDeviceGetTotalEccErrors", "nvmlDeviceGetCurrentClocksThrottleReasons",
 	"nvmlDeviceGetCurrPcieLinkGeneration", "nvmlDeviceGetMaxPcieLinkGeneration",
 	"nvmlDeviceGetCurrPcieLinkWidth", "nvmlDeviceGetMaxPcieLinkWidth",
 	"nvmlDeviceGetUtilizationRates", "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetTemperature",
 	"nvmlDeviceGetPowerUsage", "nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetClockInfo",
-}
+	"nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetComputeRunningProcesses_v2", "nvmlDeviceGetComputeRunningProcesses_v3",
+	"nvmlDeviceGetMPSComputeRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses_v2", "nvmlDeviceGetMPSComputeRunningProcesses_v3",
+	"nvmlDeviceGetGraphicsRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses_v2", "nvmlDeviceGetGraphicsRunningProcesses_v3",
+}, watching...)
 
 // Open finds libnvidia-ml, loads it into the process and initialises it. Without
 // Options.Library it searches as FindLibrary does, then in the loader's directories. Its error wraps
@@ -165,7 +179,8 @@ func newSource(lib nvml.Interface, o Options) *Source {
 	s := &Source{
 		lib: lib, partitions: o.Partitions, log: o.Log, probe: o.ProbeInterval, slice: o.Slice, hurried: 10 * time.Second, hurry: make(chan struct{}, 1), quiet: 10 * time.Second,
 		outside: o.ReadOutside, outsideEvery: outsideEvery,
-		memory: memory{devices: map[gpu.UUID]reading{}, out: map[gpu.UUID]gpu.Fault{}, ancestors: map[[2]gpu.PCIAddress]gpu.LinkKind{}, numa: map[gpu.PCIAddress]int{}},
+		fabricInfo: readFabricInfo,
+		memory:     memory{devices: map[gpu.UUID]reading{}, facts: map[gpu.UUID]facts{}, noXIDs: map[gpu.UUID]time.Time{}, out: map[gpu.UUID]gpu.Fault{}, ancestors: map[[2]gpu.PCIAddress]gpu.LinkKind{}, numa: map[gpu.PCIAddress]int{}, unlisted: map[gpu.UUID]string{}},
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.NewTextHandler(io.Discard, nil))
@@ -180,7 +195,7 @@ func newSource(lib nvml.Interface, o Options) *Source {
 	if limit <= 0 {
 		limit = 20 * time.Second
 	}
-	s.calls = newCalls(limit, o.OnFailure)
+	s.calls = newCalls(o.Process, limit, o.OnFailure)
 	return s
 }
 
@@ -217,7 +232,16 @@ func (s *Source) Close() error {
 	if closed {
 		return nil
 	}
-	err := s.alone(context.Background(), s.limit, func() error { return check("nvmlShutdown", s.lib.Shutdown()) })
+	results, err := s.startAlone(context.Background(), s.limit, func() error { return check("nvmlShutdown", s.lib.Shutdown()) })
+	if err == nil {
+		patience := time.NewTimer(s.limit)
+		defer patience.Stop()
+		select {
+		case err = <-results:
+		case <-patience.C:
+			err = &hungError{"its shutdown", s.limit}
+		}
+	}
 	return errors.Join(err, s.places.Close())
 }
 

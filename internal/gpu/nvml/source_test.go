@@ -171,31 +171,6 @@ func TestLostGPUIsNamedAlsoWhenAnotherIsGone(t *testing.T) {
 	require.Equal(t, 1, got.Devices[1].Index)
 }
 
-func TestErrorReportedByAGPUIsItsFault(t *testing.T) {
-	f, s := newFake(t, gputest.Node("h100-sxm", 3), Options{})
-	f.gpus[0].remapFailed = true
-	f.gpus[1].recovery = nvml.GPU_RECOVERY_ACTION_DRAIN_AND_RESET
-	got, err := s.Snapshot(t.Context())
-	require.NoError(t, err)
-	require.Equal(t, gpu.ReasonRowRemap, got.Devices[0].Fault.Reason)
-	require.Equal(t, gpu.Fault{Reason: gpu.ReasonResetNeeded, Message: "the driver asks for recovery: end the programs on the GPU, then reset it"}, got.Devices[1].Fault)
-	require.Zero(t, got.Devices[2].Fault)
-
-	f.gpus[0].remapPending, f.gpus[1].remapPending, f.gpus[2].remapPending = true, true, true
-	got, err = s.Snapshot(t.Context())
-	require.NoError(t, err)
-	require.Equal(t, gpu.ReasonRowRemap, got.Devices[0].Fault.Reason, "what no reset mends is the worse")
-	require.Contains(t, got.Devices[1].Fault.Message, "the driver asks for recovery")
-	require.Equal(t, gpu.Fault{Reason: gpu.ReasonResetNeeded, Message: "rows of faulty memory wait to be remapped: end the programs on the GPU, then reset it"}, got.Devices[2].Fault)
-
-	f.gpus[0].recovery = nvml.GPU_RECOVERY_ACTION_GPU_RESET
-	f.gpus[2].remapPending, f.gpus[2].retirePending = false, true
-	got, err = s.Snapshot(t.Context())
-	require.NoError(t, err)
-	require.Equal(t, gpu.ReasonRowRemap, got.Devices[0].Fault.Reason, "nor does what the driver asks for")
-	require.Equal(t, gpu.Fault{Reason: gpu.ReasonResetNeeded, Message: "pages of faulty memory wait to be retired: end the programs on the GPU, then reset it"}, got.Devices[2].Fault)
-}
-
 func TestOnlyFunctionsOfAnOldLibraryAreCalled(t *testing.T) {
 	f, s := newFake(t, gputest.Node("a100-mig", 2), Options{})
 	s.has = nil // a function that the fake lacks would end the process, as with a library
@@ -226,12 +201,12 @@ func TestLanes(t *testing.T) {
 	to := func(gpu int) fakeLink { return fakeLink{kind: nvml.NVLINK_DEVICE_TYPE_GPU, remote: gpu} }
 	down := sw
 	down.down = true
-	completed := func(clique uint32) nvml.GpuFabricInfo {
-		return nvml.GpuFabricInfo{State: nvml.GPU_FABRIC_STATE_COMPLETED, CliqueId: clique}
+	completed := func(clique uint32) nvml.GpuFabricInfo_v3 {
+		return nvml.GpuFabricInfo_v3{State: nvml.GPU_FABRIC_STATE_COMPLETED, CliqueId: clique}
 	}
 	for name, c := range map[string]struct {
 		links  [2][]fakeLink
-		fabric [2]nvml.GpuFabricInfo
+		fabric [2]nvml.GpuFabricInfo_v3
 		want   int
 	}{
 		"none":                {want: 0},
@@ -240,8 +215,8 @@ func TestLanes(t *testing.T) {
 		"one side only":       {links: [2][]fakeLink{{to(1)}, {}}, want: 0},
 		"through switches":    {links: [2][]fakeLink{{sw, sw, sw, sw}, {sw, sw, sw, sw}}, want: 4},
 		"one lane is down":    {links: [2][]fakeLink{{sw, down, sw, sw}, {sw, sw, sw, sw}}, want: 3},
-		"one fabric":          {links: [2][]fakeLink{{sw, sw}, {sw, sw}}, fabric: [2]nvml.GpuFabricInfo{completed(1), completed(1)}, want: 2},
-		"two fabrics":         {links: [2][]fakeLink{{sw, sw}, {sw, sw}}, fabric: [2]nvml.GpuFabricInfo{completed(1), completed(2)}, want: 0},
+		"one fabric":          {links: [2][]fakeLink{{sw, sw}, {sw, sw}}, fabric: [2]nvml.GpuFabricInfo_v3{completed(1), completed(1)}, want: 2},
+		"two fabrics":         {links: [2][]fakeLink{{sw, sw}, {sw, sw}}, fabric: [2]nvml.GpuFabricInfo_v3{completed(1), completed(2)}, want: 0},
 		"to the CPU":          {links: [2][]fakeLink{{{kind: nvml.NVLINK_DEVICE_TYPE_IBMNPU}}, {{kind: nvml.NVLINK_DEVICE_TYPE_IBMNPU}}}, want: 0},
 		"kind unknown":        {links: [2][]fakeLink{{{kind: nvml.NVLINK_DEVICE_TYPE_UNKNOWN, remote: 1}}, {to(0)}}, want: 1},
 		"to itself (bridges)": {links: [2][]fakeLink{{to(0)}, {to(1)}}, want: 0},
@@ -261,7 +236,7 @@ func TestLanes(t *testing.T) {
 }
 
 func TestFabricStates(t *testing.T) {
-	for want, info := range map[gpu.FabricState]nvml.GpuFabricInfo{
+	for want, info := range map[gpu.FabricState]nvml.GpuFabricInfo_v3{
 		gpu.JoiningNone:    {State: nvml.GPU_FABRIC_STATE_NOT_SUPPORTED},
 		gpu.JoiningWaiting: {State: nvml.GPU_FABRIC_STATE_NOT_STARTED},
 		gpu.JoiningBegun:   {State: nvml.GPU_FABRIC_STATE_IN_PROGRESS},
@@ -284,17 +259,6 @@ func TestLevelsOfTopology(t *testing.T) {
 	} {
 		require.Equal(t, want, kindOf(level))
 	}
-}
-
-func TestEachRecoveryActionHasWords(t *testing.T) {
-	seen := map[string]bool{}
-	for action := nvml.GPU_RECOVERY_ACTION_GPU_RESET; action <= nvml.GPU_RECOVERY_ACTION_BUS_RESET; action++ {
-		text := recovery(action)
-		require.NotContains(t, text, "does not know")
-		require.False(t, seen[text])
-		seen[text] = true
-	}
-	require.Contains(t, recovery(99), "nvidia-smi")
 }
 
 func TestNUMANodeIsSysfsThenAffinity(t *testing.T) {

@@ -28,15 +28,15 @@ func (g *fakeGPU) GetUtilizationRates() (nvml.Utilization, nvml.Return) {
 	if g.device.MIGEnabled {
 		return nvml.Utilization{}, nvml.ERROR_NOT_SUPPORTED
 	}
-	return g.telemetry.utilization, g.begin()
+	return g.telemetry.utilization, g.begin("telemetry")
 }
 
 func (g *fakeGPU) GetMemoryInfo_v2() (nvml.Memory_v2, nvml.Return) {
-	return g.telemetry.memory, g.begin()
+	return g.telemetry.memory, g.begin("telemetry")
 }
 
 func (m *fakeMIG) GetMemoryInfo_v2() (nvml.Memory_v2, nvml.Return) {
-	return nvml.Memory_v2{Total: m.device.MemoryBytes, Used: 1 << 20, Free: m.device.MemoryBytes - 1<<20}, m.gpu.begin()
+	return nvml.Memory_v2{Total: m.device.MemoryBytes, Used: 1 << 20, Free: m.device.MemoryBytes - 1<<20}, m.gpu.begin("telemetry")
 }
 
 func (g *fakeGPU) GetTemperature(nvml.TemperatureSensors) (uint32, nvml.Return) {

@@ -38,7 +38,7 @@ func (s *Source) Watch(ctx context.Context, ready func(), deliver func(gpu.Event
 	w := &watch{
 		Source: s, ctx: ctx, cancel: cancel, deliver: deliver,
 		waits: make(chan wait), over: make(chan struct{}),
-		unwatched: map[gpu.UUID]bool{}, lastEvent: time.Now(),
+		unwatched: map[gpu.UUID]bool{}, worked: map[gpu.UUID]bool{}, lastEvent: time.Now(),
 		outsideReadings: make(chan outsideReading, 1), outsideReadAt: map[gpu.UUID]time.Time{}, outsideErrors: map[gpu.UUID]string{},
 	}
 	defer w.end()
@@ -64,13 +64,18 @@ type watch struct {
 	seen      []gpu.Device // as of the last probe
 	silent    bool         // the driver did not answer the last probe
 	unwatched map[gpu.UUID]bool
-	strikes   int         // consecutive waits that failed through no GPU's fault
-	shifts    int         // consecutive readings whose indexes had shifted when they were used
-	pending   []gpu.Event // to be delivered
-	again     bool        // probe once pending is delivered
-	letGo     bool        // NVML still has a GPU open that was lost
+	worked    map[gpu.UUID]bool // the GPUs whose XIDs have been received by some event set
+	strikes   int               // consecutive waits that failed through no GPU's fault
+	shifts    int               // consecutive readings whose indexes had shifted when they were used
+	pending   []gpu.Event       // to be delivered
+	again     bool              // probe once pending is delivered
+	letGo     bool              // NVML still has a GPU open that was lost
 	lastEvent time.Time
 	backoff   backoff
+
+	cycled     <-chan error // its result, while NVML is initialised again; else nil
+	cycleBegan time.Time    // zero: it has been reported that this takes long
+	released   []gpu.UUID   // by the last cycle; not to be used while it runs
 
 	outsideReader   sync.WaitGroup // the goroutine that reads a GPU from outside
 	readingOutside  bool           // it is running
@@ -132,10 +137,17 @@ func (w *watch) run() error {
 		case <-w.hurry:
 		case got := <-w.waits:
 			err = w.handleWait(got)
+		case failed := <-w.cycled:
+			err = w.endCycle(failed)
 		case got := <-w.outsideReadings:
 			err = w.handleOutside(got)
 			w.readNextOutside() // at once: a node may have lost all its GPUs together
 		case <-tick.C:
+			if w.cycled != nil {
+				w.reportSlowCycle()
+				w.reportGap()
+				continue
+			}
 			if err = w.probeAll(); err == nil && w.shouldCycle() {
 				err = w.cycle()
 			}
@@ -190,9 +202,14 @@ func (w *watch) current() *eventSet {
 	return w.sets[len(w.sets)-1]
 }
 
-// renew starts a new event set of all GPUs that can be watched, then stops those before it.
+// renew starts a new event set of all GPUs that can be watched, then stops those before it. A driver without
+// events is only polled.
 func (w *watch) renew() error {
 	set, err := w.newEventSet()
+	if errors.Is(err, errNoEvents) && len(w.worked) == 0 {
+		w.pollAll()
+		return nil
+	}
 	if err != nil {
 		return fmt.Errorf("no GPU can be watched: %w", err)
 	}
@@ -211,17 +228,20 @@ const maxShifts = 3
 func (w *watch) register(set *eventSet) {
 	shifted := false
 	for _, d := range w.seen {
-		if !watchable(d) || set.has(d.UUID) || w.isReleased(d.UUID) {
+		if !watchable(d) || set.has(d.UUID) || w.isReleased(d.UUID) || !w.mayRegister(d.UUID) {
 			continue
 		}
 		err := w.registerOne(set, d)
 		switch {
-		case err == nil && w.unwatched[d.UUID]:
-			delete(w.unwatched, d.UUID)
-			w.report(gpu.EventChanged, d.UUID, "its health is watched again")
 		case err == nil:
+			if w.setWatched(d.UUID) {
+				w.report(gpu.EventChanged, d.UUID, "its health is watched again")
+			}
 		case w.ctx.Err() != nil:
 			return
+		case errors.Is(err, errNoEvents) && !w.worked[d.UUID]: // else it reported XIDs before: that is an error
+			delete(w.unwatched, d.UUID)
+			w.poll(d.UUID)
 		case errors.Is(err, errShifted) && w.shifts < maxShifts:
 			shifted = true // the reading is older than the shift, which is no fault of this GPU
 		case returned(err) == nvml.ERROR_GPU_IS_LOST:
@@ -242,9 +262,60 @@ func (w *watch) register(set *eventSet) {
 	w.again = true
 }
 
+// poll records that the driver reports no XIDs of a GPU, which is then only polled.
+func (w *watch) poll(id gpu.UUID) {
+	w.mu.Lock()
+	_, known := w.memory.noXIDs[id]
+	w.memory.noXIDs[id] = time.Now().Add(factsLast)
+	w.mu.Unlock()
+	if !known {
+		w.report(gpu.EventChanged, id, "the driver reports no XIDs of it: it is polled")
+	}
+}
+
+// pollAll records that the driver reports no events at all.
+func (w *watch) pollAll() {
+	w.mu.Lock()
+	before := w.memory.noEvents
+	w.memory.noEvents = true
+	w.mu.Unlock()
+	if !before {
+		w.report(gpu.EventChanged, "", "the driver reports no events: the GPUs are polled")
+	}
+}
+
+// isPolled reports whether the driver reports no XIDs of a GPU, as found when Watch tried to receive them.
+func (s *Source) isPolled(id gpu.UUID) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, polled := s.memory.noXIDs[id]
+	return s.memory.noEvents || polled
+}
+
+// mayRegister reports whether to try to receive a GPU's XIDs: always, but for a while after the driver said that it
+// reports none.
+func (s *Source) mayRegister(id gpu.UUID) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return time.Now().After(s.memory.noXIDs[id])
+}
+
+// setWatched records that the XIDs of a GPU are received. It reports whether they were not before.
+func (w *watch) setWatched(id gpu.UUID) (changed bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	_, polled := w.memory.noXIDs[id]
+	delete(w.memory.noXIDs, id)
+	changed = w.unwatched[id] || polled
+	delete(w.unwatched, id)
+	w.worked[id] = true
+	return changed
+}
+
 // handleWait handles a result of an event set.
 func (w *watch) handleWait(got wait) error {
 	if got.ret == nvml.SUCCESS {
+		w.expireFacts()
 		w.strikes, w.lastEvent = 0, time.Now()
 		if event, ok := got.event(); ok {
 			w.pending = append(w.pending, event)
@@ -253,6 +324,10 @@ func (w *watch) handleWait(got wait) error {
 		return nil
 	}
 	got.set.stop() // it has ended by itself; this makes current skip it
+	if isUnsupported(got.ret) && !got.set.worked.Load() {
+		w.pollAll()
+		return nil
+	}
 
 	// NVML does not report which GPU made the wait fail: probe each.
 	if got.set.worked.Load() {
@@ -296,6 +371,9 @@ func (w *watch) probeAll() error {
 			if old != nil && !reported[event.UUID] {
 				reported[event.UUID] = true
 				w.report(event.Kind, event.UUID, event.Message)
+				if event.Kind == gpu.EventChanged && w.unwatched[event.UUID] {
+					w.report(gpu.EventUnwatched, event.UUID, "its health cannot be watched, as before")
+				}
 			}
 		}
 	}

@@ -78,9 +78,10 @@ func (w *watched) until(t *testing.T, kind gpu.EventKind, id gpu.UUID) gpu.Event
 
 func TestUnwatchableGPUIsReportedAndTheOthersGoOn(t *testing.T) {
 	for name, spoil := range map[string]func(*fakeGPU){
-		"registering is not supported": func(g *fakeGPU) { g.register = nvml.ERROR_NOT_SUPPORTED },
-		"registering fails":            func(g *fakeGPU) { g.register = nvml.ERROR_UNKNOWN },
-		"no XIDs":                      func(g *fakeGPU) { g.support = nvml.EventTypePState },
+		"registering fails": func(g *fakeGPU) { g.register = nvml.ERROR_UNKNOWN },
+		"the events are not known": func(g *fakeGPU) {
+			g.refuse = map[string]nvml.Return{"nvmlDeviceGetSupportedEventTypes": nvml.ERROR_UNKNOWN}
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f, s := newFake(t, gputest.Node("t4", 3), Options{})
@@ -95,7 +96,7 @@ func TestUnwatchableGPUIsReportedAndTheOthersGoOn(t *testing.T) {
 			require.Equal(t, gpu.EventXID, e.Kind, "and it is told once only: %+v", e)
 
 			f.locked(func() {
-				f.gpus[1].register, f.gpus[1].support = nvml.SUCCESS, nvml.EventTypeXidCriticalError
+				f.gpus[1].register, f.gpus[1].refuse = nvml.SUCCESS, nil
 			})
 			e = w.until(t, gpu.EventChanged, gputest.GPU(1))
 			require.Equal(t, "its health is watched again", e.Message)

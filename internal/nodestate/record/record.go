@@ -65,7 +65,7 @@ func Replace(path string, data []byte) error {
 	if overwriteErr := overwrite(path, data); overwriteErr == nil {
 		return nil
 	}
-	return errors.Join(err, clearContent(path))
+	return errors.Join(err, Clear(path))
 }
 
 // overwrite replaces the content of an existing file. It needs no inode, and on
@@ -97,9 +97,9 @@ func overwrite(path string, data []byte) (err error) {
 	return f.Sync()
 }
 
-// clearContent empties the file at path, which takes neither room nor a descriptor.
-// An empty file is better than none: a reader learns that there was a record.
-func clearContent(path string) error {
+// Clear empties the file at path, which takes neither room nor a descriptor. Its content is no longer
+// true, and there is no other. An empty file is better than none: a reader learns that there was a record.
+func Clear(path string) error {
 	info, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
