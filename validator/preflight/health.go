@@ -25,7 +25,8 @@ func judgeHealth(g *GPU, s Observations, all []GPU, t Thresholds) {
 	case device.MIGEnabled && len(device.MIG) == 0:
 		addFinding(g, NotRun, ReasonNoMIG, "it is in MIG mode and has no MIG devices, so nothing can run on it", "create MIG devices, or turn MIG mode off")
 	}
-	judgeEvents(g, s.Events)
+	after, _ := s.After.Device(g.UUID)
+	judgeEvents(g, s.Events, after.Recovery)
 	var conditions []gpu.Condition // the GPU's, of each reading that has one
 	for _, r := range s.Readings {
 		if why := r.Errors[g.UUID]; why != "" && device.Fault == (gpu.Fault{}) {
@@ -71,8 +72,15 @@ func judgeRecorded(g *GPU, faults []nodestate.Fault, recorderGone bool) {
 	}
 }
 
-// judgeEvents adds the errors that the driver reported during the preflight.
-func judgeEvents(g *GPU, events []gpu.Event) {
+// driverDecides reports whether an event is an XID of which the driver decides whether it asks for a recovery.
+func driverDecides(e gpu.Event) bool {
+	info, known := gpu.XID(e.XID)
+	return e.Kind == gpu.EventXID && (!known || info.Action == gpu.ActionAsk)
+}
+
+// judgeEvents adds the errors that the driver reported during the preflight. wanted is the recovery that the
+// driver asked for after them, "" if it is not known.
+func judgeEvents(g *GPU, events []gpu.Event, wanted gpu.RecoveryAction) {
 	var reported []string
 	for _, e := range events {
 		if e.UUID != g.UUID && e.UUID != "" {
@@ -88,6 +96,10 @@ func judgeEvents(g *GPU, events []gpu.Event) {
 		case gpu.EventXID:
 			if info, known := gpu.XID(e.XID); known && info.Action == gpu.ActionIgnore {
 				g.Notes = append(g.Notes, gpu.XIDText(e.XID)+" was reported during the run")
+				continue
+			}
+			if driverDecides(e) && wanted == gpu.RecoverNothing {
+				g.Notes = append(g.Notes, gpu.XIDText(e.XID)+" was reported during the run; the driver asks for no recovery")
 				continue
 			}
 			addFinding(g, Unhealthy, gpu.ReasonXID, gpu.XIDText(e.XID)+" was reported during the run", action)

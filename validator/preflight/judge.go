@@ -34,10 +34,12 @@ const (
 
 // Observations holds the observations of a preflight.
 type Observations struct {
-	Snapshot    gpu.Snapshot
-	Readings    []Reading // in the order of time, the first before the samples, the last after them
-	Events      []gpu.Event
-	Runs        []SampleRun       // in the order in which they were started
+	Snapshot gpu.Snapshot
+	Readings []Reading // in the order of time, the first before the samples, the last after them
+	Events   []gpu.Event
+	Runs     []SampleRun // in the order in which they were started
+	// After is the snapshot after the samples; empty unless an XID was reported of which the driver decides.
+	After       gpu.Snapshot
 	EventsError string            // why events were not received; "" if they were
 	Recorded    []nodestate.Fault // earlier faults of which the device plugin has seen no end
 	// RecorderGone means that the device plugin does not run, so that it sees no end.

@@ -2,6 +2,7 @@ package preflight
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -56,6 +57,13 @@ func (s Observations) change(from int, do func(c *gpu.Condition)) {
 		do(&c)
 		reading.Conditions[gputest.GPU(1)] = c
 	}
+}
+
+// setAnswer sets the recovery for which GPU 1's driver asks after the samples.
+func (s *Observations) setAnswer(wanted gpu.RecoveryAction) {
+	s.After = s.Snapshot
+	s.After.Devices = slices.Clone(s.Snapshot.Devices)
+	s.After.Devices[1].Recovery = wanted
 }
 
 func reasons(list []Finding) []gpu.Reason {
@@ -120,6 +128,18 @@ func TestTheGPUsConditionIsJudged(t *testing.T) {
 			notes: []string{gpu.XIDText(13) + " was reported during the run"}},
 		"an XID that nobody knows": {func(s *Observations) { s.Events = []gpu.Event{{Kind: gpu.EventXID, UUID: gputest.GPU(1), XID: 9999}} },
 			[]gpu.Reason{gpu.ReasonXID}, "XID 9999", nil},
+		"an XID after which the driver wants nothing": {do: func(s *Observations) {
+			s.Events = []gpu.Event{{Kind: gpu.EventXID, UUID: gputest.GPU(1), XID: 9999}, {Kind: gpu.EventXID, UUID: gputest.GPU(1), XID: 149}}
+			s.setAnswer(gpu.RecoverNothing)
+		}, notes: []string{gpu.XIDText(9999) + " was reported during the run; the driver asks for no recovery", gpu.XIDText(149) + " was reported during the run; the driver asks for no recovery"}},
+		"an XID after which the driver wants a reset": {func(s *Observations) {
+			s.Events = []gpu.Event{{Kind: gpu.EventXID, UUID: gputest.GPU(1), XID: 149}}
+			s.setAnswer(gpu.RecoverReset)
+		}, []gpu.Reason{gpu.ReasonXID}, "XID 149", nil},
+		"an XID that is the GPU's, whatever the driver wants": {func(s *Observations) {
+			s.Events = []gpu.Event{{Kind: gpu.EventXID, UUID: gputest.GPU(1), XID: 79}}
+			s.setAnswer(gpu.RecoverNothing)
+		}, []gpu.Reason{gpu.ReasonXID}, "XID 79", nil},
 		"lost": {func(s *Observations) {
 			s.Events = []gpu.Event{{Kind: gpu.EventLost, UUID: gputest.GPU(1), Message: "fell"}}
 		}, []gpu.Reason{gpu.ReasonLost}, "fell", nil},

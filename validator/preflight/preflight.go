@@ -64,6 +64,13 @@ func Run(ctx context.Context, o Options) (Result, check.Outcome) {
 	seen.Runs = b.run(ctx)
 	o.Progress("judging")
 	seen.Readings, seen.Events, seen.EventsError = w.stopAndRead()
+	if slices.ContainsFunc(seen.Events, driverDecides) {
+		again, cancel := context.WithTimeout(ctx, readTime)
+		if now, err := probe.Read(again, o.Node); err == nil { // without an answer the XIDs count
+			seen.After = now.Snapshot
+		}
+		cancel()
+	}
 	if s, err := o.Node.State(nodestate.DevicePlugin); err == nil && s.DevicePlugin != nil {
 		seen.Recorded, seen.RecorderGone = s.DevicePlugin.Faults, nodestate.CheckHeld(o.Node.StatePath(nodestate.DevicePlugin)) != nil
 	}
