@@ -63,7 +63,7 @@ func aBrokenGPUIsTakenOutAndReported(t *testing.T, s *Suite) {
 	s.World.WaitAllocatable(t, 8, node)
 	// The tenant still holds the GPU, which may be "not proven now" therefore.
 	s.World.Until(t, "the condition says no more of the fault", func() error {
-		if c := s.World.Condition(node, "GPUReady"); c == nil || c.Status != corev1.ConditionTrue || c.Reason != "Ready" || strings.Contains(c.Message, "79") {
+		if c := s.World.Condition(node, "GPUReady"); c == nil || c.Status != corev1.ConditionTrue || c.Reason != "Ready" || strings.Contains(c.Message, "XID") {
 			return fmt.Errorf("%+v", c)
 		}
 		return nil
