@@ -134,6 +134,15 @@ func TestAGPUInUseIsNoFailedOne(t *testing.T) {
 		require.NoError(t, json.Unmarshal([]byte(out), &report), out)
 		return exit, report.Layers[1].Unproven, report.Layers[1].Summary + said
 	}
+	fails := func(code int, says string) {
+		t.Helper()
+		exit, busy, text := run()
+		require.Equal(t, 12, exit, text)
+		require.Empty(t, busy)
+		require.Contains(t, text, fmt.Sprintf("CUDASampleFailed: vectorAdd failed on 1 of 2 GPUs: GPU 1 (%s", id))
+		require.Contains(t, text, fmt.Sprintf("error %d", code))
+		require.Contains(t, text, says)
+	}
 	busy := func(reason string, code int, says string) {
 		t.Helper()
 		exit, busy, text := run()
@@ -153,7 +162,7 @@ func TestAGPUInUseIsNoFailedOne(t *testing.T) {
 	}
 
 	r.sim("load", "--gpu", "1", "--memory-used", "all")
-	busy("GPUInUse", 2, "its memory is taken") // by somebody whom NVML does not list here
+	fails(2, "if nothing has, reset the GPU") // nobody has it
 	r.sim("process", "--gpu", "1", "--pid", "4711", "--memory", "0", "--graphics")
 	busy("GPUInUse", 2, "used by process 4711") // one that draws does not keep the sample away
 	r.sim("process", "--gpu", "1", "--end")

@@ -145,8 +145,6 @@ func (u usedGPUs) after(unit check.Unit, r unitResult) *check.Unproven {
 		busy = u.unproven(unit, ReasonInUse, u.unknown())
 	case hangs:
 		return nil
-	case code == probe.CUDAOutOfMemory && u.isFull(unit):
-		busy = u.unproven(unit, ReasonInUse, "its memory is taken, by a process that is not visible here")
 	case shared:
 		busy = u.unproven(unit, ReasonInUse, "its MPS control daemon does not serve another client")
 	case mode == gpu.ComputeExclusive && code == probe.CUDADeviceUnavailable:
@@ -157,16 +155,6 @@ func (u usedGPUs) after(unit check.Unit, r unitResult) *check.Unproven {
 	}
 	busy.Code = code
 	return busy
-}
-
-// fullBelow is the free memory, in bytes, below which a CUDA context may find no room.
-const fullBelow = 1 << 30
-
-// isFull reports whether the driver shows that hardly any memory of a unit is free. It lists no processes of
-// other containers, but counts their memory.
-func (u usedGPUs) isFull(unit check.Unit) bool {
-	use := u.usage[unit.UUID]
-	return use.MemorySize > fullBelow && use.MemoryFree < fullBelow
 }
 
 // watchTurn calls giveUp once a pod holds the unit, and returns when ctx ends.
