@@ -1,6 +1,7 @@
 package main_test
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -175,27 +176,20 @@ func TestAGPUInUseIsNoFailedOne(t *testing.T) {
 	busy("ComputeProhibited", 0, "PROHIBITED")
 	r.sim("mode", "--gpu", "1", "--mode", "exclusive-process")
 	passes()
-	var job *exec.Cmd
-	var ended chan struct{}
-	start := func() {
-		job = exec.CommandContext(t.Context(), built.Path(t, "memtest"), "--for", "1h", "--device", "1")
-		job.Env = append(built.Environ(), "LD_LIBRARY_PATH="+r.libraries())
-		require.NoError(t, job.Start())
-		ended = make(chan struct{})
-		go func(job *exec.Cmd, ended chan struct{}) { defer close(ended); _ = job.Wait() }(job, ended)
+	job := exec.CommandContext(t.Context(), built.Path(t, "memtest"), "--for", "1h", "--device", "1")
+	job.Env = append(built.Environ(), "LD_LIBRARY_PATH="+r.libraries())
+	var said strings.Builder
+	job.Stderr = &said
+	out, err := job.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, job.Start())
+	defer func() { _ = job.Process.Kill(); _ = job.Wait() }()
+	first, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		_ = job.Wait()
 	}
-	start()
-	defer func() { _ = job.Process.Kill(); <-ended }()
-	require.Eventually(t, func() bool {
-		_, busy, _ := run()
-		select {
-		case <-ended: // the GPU was the validator's when it started
-			start()
-			return false
-		default:
-			return len(busy) > 0
-		}
-	}, deadline, time.Millisecond)
+	require.NoError(t, err, "%s", &said)
+	require.Contains(t, first, "Test of ", "it has the GPU")
 	busy("GPUInUse", 46, "EXCLUSIVE_PROCESS")
 }
 
