@@ -154,7 +154,7 @@ lint: packages-build packages-check $(BIN)/tools/golangci-lint $(BIN)/tools/govu
 	.ci/vulnerabilities.sh $(BIN)/tools/govulncheck
 	$(GO) mod tidy -diff
 
-GENERATED := simulator/state/state_generated.go simulator/nvml/stubs.c simulator/cuda/stubs.c cuda-samples docs/reasons.md docs/config.schema.json docs/install.md docs/support.md deployments/monitoring/dashboard.json $(wildcard deployments/static/*.yaml deployments/static/examples/clusterpolicy*.yaml) deployments/helm operator/api/v1/zz_generated.deepcopy.go operator/api/v1alpha1/zz_generated.deepcopy.go THIRD_PARTY.md
+GENERATED := simulator/state/state_generated.go simulator/nvml/entry.c simulator/nvml/names.h simulator/cuda/stubs.c cuda-samples docs/reasons.md docs/config.schema.json docs/install.md docs/support.md deployments/monitoring/dashboard.json $(wildcard deployments/static/*.yaml deployments/static/examples/clusterpolicy*.yaml) deployments/helm operator/api/v1/zz_generated.deepcopy.go operator/api/v1alpha1/zz_generated.deepcopy.go THIRD_PARTY.md
 
 .PHONY: generate
 generate: packages-generate ## regenerate what is generated and checked in
@@ -245,8 +245,6 @@ OBJECTS  = $(patsubst simulator/%.c,$(BIN)/obj/%.o,$(wildcard $(1)/*.c) simulato
 ML_OBJ   := $(call OBJECTS,simulator/nvml)
 CUDA_OBJ := $(call OBJECTS,simulator/cuda)
 
-# Where a program enters libnvidia-ml is where gpusim's price of a call is paid (nvml/cost.c).
-$(BIN)/obj/nvml/%.o: OPTIMISE += -finstrument-functions
 $(BIN)/obj/nvml/%.o $(BIN)/lib/nvidia-smi: CFLAGS += $(NVML_CFLAGS)
 $(BIN)/obj/cuda/%.o: OPTIMISE := -O3 -ffp-contract=off
 

@@ -250,27 +250,62 @@ func TestStateOnAReadOnlyFileSystemIsWrittenLater(t *testing.T) {
 	}
 }
 
-// To release a lost GPU, NVML is initialised again. That GPU may make it hang for a minute, or for ever.
+// To release a lost GPU, NVML is shut down and initialised again. That GPU may make either hang for a minute,
+// or for ever.
 func TestAGPUThatHangsNVMLCostsNoNeighbour(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it waits for NVML longer than a call may take: 45 s")
 	}
+	for name, args := range map[string][]string{
+		"init":     {"cost", "--init", "30s"},
+		"shutdown": {"refuse", "--call", "nvmlShutdown", "--delay", "30s"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := newMachine(t).up().withKubelet().start()
+			m.wait(8)
+			m.sim(args[0], args[1:]...)
+			m.sim("lose", "--gpu", "3")
+			require.Equal(t, []int{3}, unhealthy(m.wait(7)))
+			ctx, cancel := context.WithCancel(t.Context())
+			changed := make(chan error, 1)
+			go func() {
+				_, err := m.kubelet.Wait(ctx, resource, func(r kubelettest.Resource) bool { return r.Allocatable != 7 })
+				changed <- err
+			}()
+			m.waitForOutput("NVML does not return from its shutdown or initialisation")
+			m.waitForOutput("NVML was initialised again")
+			cancel()
+			require.ErrorIs(t, <-changed, context.Canceled, "its neighbours were offered all the time")
+			m.sim("xid", "--gpu", "5", "--xid", "48")
+			require.Equal(t, []int{3, 5}, unhealthy(m.wait(6)), "and they are watched")
+			m.sim("refuse", "--call", "all", "--code", "none")
+		})
+	}
+}
+
+// What a GPU can do without may be refused in any way, as by the drivers of older GPUs and of virtual ones.
+func TestCallsThatTheDriverRefusesCostNoGPU(t *testing.T) {
 	t.Parallel()
-	m := newMachine(t).up().withKubelet().start()
-	m.wait(8)
-	m.sim("cost", "--init", "30s")
-	m.sim("lose", "--gpu", "3")
-	require.Equal(t, []int{3}, unhealthy(m.wait(7)))
-	ctx, cancel := context.WithCancel(t.Context())
-	changed := make(chan error, 1)
-	go func() {
-		_, err := m.kubelet.Wait(ctx, resource, func(r kubelettest.Resource) bool { return r.Allocatable != 7 })
-		changed <- err
-	}()
-	m.waitForOutput("NVML does not return from its shutdown or initialisation")
-	m.waitForOutput("NVML was initialised again")
-	cancel()
-	require.ErrorIs(t, <-changed, context.Canceled, "its neighbours were offered all the time")
-	m.sim("xid", "--gpu", "5", "--xid", "48")
-	require.Equal(t, []int{3, 5}, unhealthy(m.wait(6)), "and they are watched")
+	calls := strings.Join([]string{
+		"nvmlDeviceGetName", "nvmlDeviceGetMinorNumber", "nvmlDeviceGetSerial", "nvmlDeviceGetBrand", "nvmlDeviceGetArchitecture",
+		"nvmlDeviceGetCudaComputeCapability", "nvmlDeviceGetNvLinkState", "nvmlDeviceGetNvLinkRemotePciInfo_v2",
+		"nvmlDeviceGetNvLinkRemoteDeviceType", "nvmlDeviceGetNvLinkVersion", "nvmlDeviceGetTopologyCommonAncestor",
+		"nvmlDeviceGetMemoryAffinity", "nvmlDeviceGetNumaNodeId", "nvmlDeviceGetCpuAffinity", "nvmlDeviceGetRemappedRows",
+		"nvmlDeviceGetRetiredPagesPendingStatus", "nvmlDeviceGetAddressingMode", "nvmlDeviceGetComputeMode", "nvmlDeviceGetEccMode",
+		"nvmlDeviceGetFieldValues", "nvmlDeviceGetGpuFabricInfo", "nvmlDeviceGetGpuFabricInfoV", "nvmlDeviceGetP2PStatus",
+		"nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v3", "nvmlSystemGetCudaDriverVersion_v2",
+	}, ",")
+	for _, code := range []string{"3", "4", "6", "10", "13", "19", "999"} {
+		t.Run(code, func(t *testing.T) {
+			t.Parallel()
+			m := newMachine(t).up()
+			m.sim("refuse", "--call", calls, "--code", code)
+			m.withKubelet().start()
+			m.wait(8)
+			m.sim("refuse", "--call", "all", "--code", "none")
+			m.sim("refuse", "--call", "nvmlDeviceGetUUID,nvmlDeviceGetMemoryInfo,nvmlDeviceGetPciInfo_v3,nvmlDeviceGetMigMode", "--gpu", "3", "--code", "gpu-is-lost")
+			require.Equal(t, []int{3}, unhealthy(m.wait(7)))
+		})
+	}
 }

@@ -104,7 +104,7 @@ const nvmlHead = `
 
 The header ` + "`nvml.h`" + ` of the module go-nvml has a notice of its own. It is compiled into the programs that use cgo
 (` + "`gpu-device-plugin`, `gpu-toolkit`, `gpu-validator`, `gpusim`" + `) and into the simulator's ` + "`libnvidia-ml`" + ` and ` + "`nvidia-smi`" + `.
-The stubs of that library, ` + "`simulator/nvml/stubs.c`" + `, are generated from it. The file itself is not in this repository.
+The entries of that library, ` + "`simulator/nvml/entry.c`" + ` and ` + "`names.h`" + `, are generated from it. The file itself is not in this repository.
 `
 
 // noticeOf returns the first comment with a copyright line, indented for Markdown.

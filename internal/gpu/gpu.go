@@ -22,7 +22,6 @@ type PCIAddress string
 // Driver describes the driver that a Source talks to.
 type Driver struct {
 	Version     string // of the kernel module, "580.95.05"
-	NVMLVersion string // of libnvidia-ml
 	CUDAVersion string // highest CUDA version the driver supports, "13.0"
 	Simulated   bool   // the library reports that there is no GPU under it
 }

@@ -5,6 +5,7 @@ import (
 	"io"
 	"strings"
 	"text/tabwriter"
+	"time"
 
 	"github.com/gpuready/gpuready/simulator/gpusim/root"
 	"github.com/gpuready/gpuready/simulator/state"
@@ -27,19 +28,27 @@ unless a GPU is gone: then NVML's move down, and these do not.`,
 }
 
 type driverStatus struct {
-	Root        string      `json:"root"`
-	Profile     string      `json:"profile"`
-	Driver      string      `json:"driver"` // version of the libraries
-	Module      string      `json:"module"` // of the kernel module
-	CUDA        string      `json:"cuda"`
-	DeviceNodes string      `json:"deviceNodes"` // "nodes", or "files" that stand in for them
-	Events      uint64      `json:"events"`      // so far
-	InitError   string      `json:"initError,omitempty"`
-	EventError  string      `json:"eventError,omitempty"`
-	MIGError    string      `json:"migError,omitempty"`
-	InitCost    string      `json:"initCost,omitempty"` // as gpusim cost takes it
-	CallCost    string      `json:"callCost,omitempty"`
-	GPUs        []gpuStatus `json:"gpus"`
+	Root        string          `json:"root"`
+	Profile     string          `json:"profile"`
+	Driver      string          `json:"driver"` // version of the libraries
+	Module      string          `json:"module"` // of the kernel module
+	CUDA        string          `json:"cuda"`
+	DeviceNodes string          `json:"deviceNodes"` // "nodes", or "files" that stand in for them
+	Events      uint64          `json:"events"`      // so far
+	InitError   string          `json:"initError,omitempty"`
+	EventError  string          `json:"eventError,omitempty"`
+	MIGError    string          `json:"migError,omitempty"`
+	InitCost    string          `json:"initCost,omitempty"` // as gpusim cost takes it
+	CallCost    string          `json:"callCost,omitempty"`
+	Refused     []refusedStatus `json:"refused,omitempty"` // as gpusim refuse takes it
+	GPUs        []gpuStatus     `json:"gpus"`
+}
+
+type refusedStatus struct {
+	Call  string `json:"call"`
+	GPU   *int   `json:"gpu,omitempty"`
+	Code  string `json:"code,omitempty"`
+	Delay string `json:"delay,omitempty"`
 }
 
 type gpuStatus struct {
@@ -115,6 +124,19 @@ func describe(s *state.State, m *root.Manifest) *driverStatus {
 	if p := priceOf(s); p != (price{}) {
 		d.InitCost, d.CallCost = p.init.String(), p.call.String()
 	}
+	for _, r := range s.Rules() {
+		line := refusedStatus{Call: state.Text(r.Call[:])}
+		if r.Gpu != state.None {
+			line.GPU = new(int(r.Gpu))
+		}
+		if r.Code != 0 {
+			line.Code = state.ErrorName(r.Code)
+		}
+		if r.Delay != 0 {
+			line.Delay = time.Duration(r.Delay).String()
+		}
+		d.Refused = append(d.Refused, line)
+	}
 	for i, g := range s.GPUs() {
 		line := gpuStatus{
 			Index: i, UUID: state.Text(g.Uuid[:]), Name: state.Text(g.Name[:]), PCI: g.Pci.Address(), Minor: g.Minor,
@@ -170,6 +192,19 @@ func (d *driverStatus) text(out io.Writer) {
 	}
 	if d.InitCost != "" {
 		fmt.Fprintf(out, "nvmlInit takes %s, every other call of NVML %s\n", d.InitCost, d.CallCost)
+	}
+	for _, r := range d.Refused {
+		fmt.Fprint(out, r.Call)
+		if r.GPU != nil {
+			fmt.Fprintf(out, " of GPU %d", *r.GPU)
+		}
+		if r.Delay != "" {
+			fmt.Fprintf(out, " takes %s", r.Delay)
+		}
+		if r.Code != "" {
+			fmt.Fprintf(out, " answers %s", r.Code)
+		}
+		fmt.Fprintln(out)
 	}
 	if d.DeviceNodes == "files" {
 		fmt.Fprintln(out, "plain files stand in for the device nodes")

@@ -53,19 +53,31 @@ struct handle *handle_of(enum kind kind, unsigned gpu, unsigned gi, unsigned ci,
 	return handle;
 }
 
-/* handle_known tells a handle that was given out from any other pointer, without following it. */
-int handle_known(const void *pointer, enum kind kind)
+/* given tells a handle that was given out from any other pointer, without following it; else NULL. */
+static const struct handle *given(const void *pointer)
 {
-	int known = 0;
+	const struct handle *found = NULL;
 	pthread_mutex_lock(&lock);
-	for (struct chunk *chunk = chunks; chunk && !known; chunk = chunk->next) {
+	for (struct chunk *chunk = chunks; chunk && !found; chunk = chunk->next) {
 		const struct handle *handle = pointer;
-		known = handle >= chunk->handle && handle < chunk->handle + chunk->used &&
-			((const char *)handle - (const char *)chunk->handle) % sizeof *handle == 0 &&
-			handle->kind == kind;
+		if (handle >= chunk->handle && handle < chunk->handle + chunk->used &&
+		    ((const char *)handle - (const char *)chunk->handle) % sizeof *handle == 0)
+			found = handle;
 	}
 	pthread_mutex_unlock(&lock);
-	return known;
+	return found;
+}
+
+int handle_known(const void *pointer, enum kind kind)
+{
+	const struct handle *handle = given(pointer);
+	return handle && handle->kind == kind;
+}
+
+int handle_is_of(const void *pointer, unsigned gpu)
+{
+	const struct handle *handle = given(pointer);
+	return handle && handle->gpu == gpu;
 }
 
 nvmlReturn_t gpu_usable(const struct gpusim_file *file, unsigned gpu)

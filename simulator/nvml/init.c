@@ -38,7 +38,7 @@ const char *library_version(void)
 }
 
 /* A marker: software that must know asks whether the symbol is there. */
-API int gpusim_simulated(void)
+EXPORT int gpusim_simulated(void)
 {
 	return 1;
 }
@@ -128,11 +128,8 @@ API nvmlReturn_t nvmlShutdown(void)
 	return err;
 }
 
-/* A table of the library's own: free of gpusim's price of a call. */
-__attribute__((no_instrument_function)) const char *nvmlErrorString(nvmlReturn_t result);
-
 /* The words of the real library (535.261.03), which are the same without a driver. */
-API const char *nvmlErrorString(nvmlReturn_t result)
+EXPORT const char *nvmlErrorString(nvmlReturn_t result)
 {
 	static const char *const words[] = {
 		[NVML_SUCCESS] = "Success",
@@ -287,7 +284,7 @@ API nvmlReturn_t nvmlGetBlacklistDeviceInfoByIndex(unsigned int index, nvmlExclu
 	return no_excluded_device();
 }
 
-/* For stubs.c, which knows no types. */
+/* For entry.c, which knows no types. */
 int gpusim_not_supported(void)
 {
 	return state() ? NVML_ERROR_NOT_SUPPORTED : NVML_ERROR_UNINITIALIZED;

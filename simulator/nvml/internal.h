@@ -10,14 +10,16 @@
 #define NVML_NO_UNVERSIONED_FUNC_DEFS
 #include "reader.h"
 
+#include "names.h" /* bodies are named real_nvml… here: entry.c has the names that programs know */
 #include <nvml.h> /* of the go-nvml module, which the clients are compiled with: see the Makefile */
 
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
-/* A line that begins with API, or with GET_U32 and its kin, is a real body to nvmltest's generator. */
-#define API __attribute__((visibility("default")))
+/* A line that begins with API, or with GET_U32 and its kin, is a real body to nvmltest's generator of entry.c. */
+#define API
+#define EXPORT __attribute__((visibility("default")))
 
 #define NONE 0xffffffffu /* no GPU or compute instance */
 
@@ -38,6 +40,8 @@ struct handle {
 /* handle.c */
 struct handle *handle_of(enum kind kind, unsigned gpu, unsigned gi, unsigned ci, const char *uuid);
 int handle_known(const void *pointer, enum kind kind);
+/* The pointer, which may be anything, is a handle of the GPU or of a part of it. */
+int handle_is_of(const void *pointer, unsigned gpu);
 
 /* init.c: the state while the library is initialised, else NULL. */
 const struct gpusim_file *state(void);
@@ -130,8 +134,9 @@ unsigned ci_slices(const struct gpusim_gi_profile *profile, unsigned ci_profile)
 unsigned ci_slices_left(const struct gpusim_gpu *gpu, unsigned gi, const struct gpusim_gi_profile *profile);
 nvmlReturn_t give_ci(unsigned gpu, unsigned gi, unsigned ci, nvmlComputeInstance_t *out);
 
-/* cost.c: takes as long as gpusim says that nvmlInit takes. */
+/* enter.c: takes as long as gpusim says that nvmlInit takes; what is done first in every function. */
 void init_cost(const struct gpusim_file *file);
+int gpusim_enter(const char *name, const void *first);
 
 /* sha256.c */
 void sha256(const void *message, size_t size, unsigned char out[32]);

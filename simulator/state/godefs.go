@@ -26,6 +26,8 @@ const (
 
 	MaxInitCost = C.GPUSIM_MAX_INIT_COST
 	MaxCallCost = C.GPUSIM_MAX_CALL_COST
+	MaxRules    = C.GPUSIM_RULES
+	MaxDelay    = C.GPUSIM_MAX_DELAY
 
 	RemoteNone   = C.GPUSIM_REMOTE_NONE
 	RemoteGPU    = C.GPUSIM_REMOTE_GPU
@@ -57,6 +59,7 @@ type (
 	CI        C.struct_gpusim_ci
 	Proc      C.struct_gpusim_proc
 	GPU       C.struct_gpusim_gpu
+	Rule      C.struct_gpusim_rule
 	State     C.struct_gpusim_state
 	Event     C.struct_gpusim_event
 	file      C.struct_gpusim_file

@@ -56,6 +56,9 @@ func (s *State) Validate() error {
 		return fmt.Errorf("nvmlInit takes %v and a call %v; at most %v and %v are simulated",
 			time.Duration(s.InitCostNs), time.Duration(s.CallCostNs), time.Duration(MaxInitCost), time.Duration(MaxCallCost))
 	}
+	if s.Nrules > MaxRules {
+		return fmt.Errorf("%d rules of calls; at most %d fit", s.Nrules, MaxRules)
+	}
 	for name, text := range map[string][]byte{"profile": s.Profile[:], "module_version": s.ModuleVersion[:]} {
 		if err := ended(name, text); err != nil {
 			return err

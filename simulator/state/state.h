@@ -23,7 +23,7 @@
 #include <stdint.h>
 
 #define GPUSIM_MAGIC 0x3130454d49535047ull /* "GPSIME01" */
-#define GPUSIM_LAYOUT 4                    /* of this header; readers refuse others */
+#define GPUSIM_LAYOUT 5                    /* of this header; readers refuse others */
 
 #define GPUSIM_GPUS 16
 #define GPUSIM_LINKS 18         /* NVLinks of one GPU */
@@ -34,6 +34,7 @@
 #define GPUSIM_CIS 8            /* compute instances that exist on one GPU */
 #define GPUSIM_PROCS 8          /* processes shown on one GPU */
 #define GPUSIM_EVENTS 256
+#define GPUSIM_RULES 64         /* calls of NVML that are refused or take long */
 
 /* Offset in the file, beyond its end, of the byte whose lock says that the first GPU is held open. */
 #define GPUSIM_HOLD (1ll << 40)
@@ -48,6 +49,7 @@
 /* The most that NVML may be made to cost, ns: longer is a mistake in a unit. */
 #define GPUSIM_MAX_INIT_COST 600000000000ull
 #define GPUSIM_MAX_CALL_COST 10000000000ull
+#define GPUSIM_MAX_DELAY 86400000000000ull
 
 /* PCI location; device_id and subsystem_id as in nvmlPciInfo_t (device << 16 | vendor). */
 struct gpusim_pci {
@@ -202,6 +204,14 @@ struct gpusim_gpu {
 	struct gpusim_proc proc[GPUSIM_PROCS];
 };
 
+/* What a call of NVML answers, and after which time. */
+struct gpusim_rule {
+	char call[64];     /* "nvmlDeviceGetMemoryInfo" */
+	uint32_t gpu;      /* index in gpu[] of the call's first argument; 0xffffffff: any */
+	uint32_t code;     /* nvmlReturn_t; 0: what it answers else */
+	uint64_t delay;    /* ns */
+};
+
 struct gpusim_state {
 	char profile[32];         /* "h100-sxm-8" */
 	char module_version[32];  /* of the "kernel module": "580.95.05" */
@@ -213,6 +223,9 @@ struct gpusim_state {
 	uint32_t mig_error;       /* nvmlReturn_t that creating a compute instance answers; 0: none */
 	uint64_t init_cost_ns;    /* what nvmlInit takes where NVML is not initialised; 0: nothing */
 	uint64_t call_cost_ns;    /* what every other call of NVML takes while it is */
+	uint32_t nrules;
+	uint32_t pad;
+	struct gpusim_rule rule[GPUSIM_RULES];
 	uint32_t topology[GPUSIM_GPUS][GPUSIM_GPUS]; /* nvmlGpuTopologyLevel_t between two GPUs */
 	struct gpusim_gpu gpu[GPUSIM_GPUS];
 };

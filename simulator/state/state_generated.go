@@ -4,7 +4,7 @@ package state
 
 const (
 	magic  = 0x3130454d49535047
-	Layout = 0x4
+	Layout = 0x5
 
 	MaxGPUs       = 0x10
 	MaxLinks      = 0x12
@@ -21,6 +21,8 @@ const (
 
 	MaxInitCost = 0x8bb2c97000
 	MaxCallCost = 0x2540be400
+	MaxRules    = 0x40
+	MaxDelay    = 0x4e94914f0000
 
 	RemoteNone   = 0x0
 	RemoteGPU    = 0x1
@@ -206,6 +208,12 @@ type (
 		Link             [18]Link
 		Proc             [8]Proc
 	}
+	Rule struct {
+		Call  [64]byte
+		Gpu   uint32
+		Code  uint32
+		Delay uint64
+	}
 	State struct {
 		Profile       [32]byte
 		ModuleVersion [32]byte
@@ -219,6 +227,9 @@ type (
 		MigError      uint32
 		InitCostNs    uint64
 		CallCostNs    uint64
+		Nrules        uint32
+		Pad           uint32
+		Rule          [64]Rule
 		Topology      [16][16]uint32
 		Gpu           [16]GPU
 	}

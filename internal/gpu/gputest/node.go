@@ -69,7 +69,7 @@ func Node(name string, n int) gpu.Snapshot {
 	if n <= 0 {
 		n = p.count
 	}
-	s := gpu.Snapshot{Driver: gpu.Driver{Version: "580.95.05", NVMLVersion: "13.580.95.05", CUDAVersion: "13.0"}}
+	s := gpu.Snapshot{Driver: gpu.Driver{Version: "580.95.05", CUDAVersion: "13.0"}}
 	for i := range n {
 		m := p.models[i%len(p.models)]
 		d := gpu.Device{

@@ -192,7 +192,6 @@ func (f *fake) SystemGetDriverVersion() (string, nvml.Return) {
 	return "580.95.05", f.driver
 }
 
-func (f *fake) SystemGetNVMLVersion() (string, nvml.Return) { return "13.580.95.05", nvml.SUCCESS }
 
 func (f *fake) SystemGetCudaDriverVersion_v2() (int, nvml.Return) { return 13000, nvml.SUCCESS }
 

@@ -179,20 +179,11 @@ func (s *Source) readDriver() (d gpu.Driver, err error) {
 	if err := check("nvmlSystemGetDriverVersion", ret); err != nil {
 		return d, err
 	}
-	own, ret := s.lib.SystemGetNVMLVersion()
-	if err := check("nvmlSystemGetNVMLVersion", ret); err != nil {
-		return d, err
-	}
-	d = gpu.Driver{Version: version, NVMLVersion: own, Simulated: s.simulated}
+	d = gpu.Driver{Version: version, Simulated: s.simulated}
 	if s.has["nvmlSystemGetCudaDriverVersion_v2"] {
-		cuda, ret := s.lib.SystemGetCudaDriverVersion_v2()
-		switch ret {
-		case nvml.SUCCESS:
+		// NVML asks libcuda, which a driver root may lack: other steps report that.
+		if cuda, ret := s.lib.SystemGetCudaDriverVersion_v2(); ret == nvml.SUCCESS {
 			d.CUDAVersion = fmt.Sprintf("%d.%d", cuda/1000, cuda%1000/10) // as cuda.h codes it: 13000
-		case nvml.ERROR_LIBRARY_NOT_FOUND, nvml.ERROR_FUNCTION_NOT_FOUND, nvml.ERROR_NOT_SUPPORTED:
-			// NVML asks libcuda, which a driver root may lack: other steps report that.
-		default:
-			return d, check("nvmlSystemGetCudaDriverVersion_v2", ret)
 		}
 	}
 	return d, nil

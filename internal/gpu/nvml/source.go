@@ -99,7 +99,7 @@ func (s *Source) isCycling() bool { return s.cycles.Load()%2 == 1 }
 // required lists the functions that every Source needs; every driver since R450 has
 // them.
 var required = []string{
-	"nvmlInit_v2", "nvmlShutdown", "nvmlSystemGetDriverVersion", "nvmlSystemGetNVMLVersion",
+	"nvmlInit_v2", "nvmlShutdown", "nvmlSystemGetDriverVersion",
 	"nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID",
 	"nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetMemoryInfo",
 }
