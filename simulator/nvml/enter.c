@@ -59,8 +59,10 @@ void init_cost(const struct gpusim_file *file)
 	take(cost(file, offsetof(struct gpusim_state, init_cost_ns), GPUSIM_MAX_INIT_COST));
 }
 
-/* Programs add their calls to the 64-bit number at the beginning of the file that GPUSIM_CALLS names. */
-static uint64_t *calls;
+/* The file that GPUSIM_CALLS names, to whose numbers programs add. */
+static struct calls {
+	uint64_t all, waits; /* waits for events, of all */
+} *calls;
 
 static void map_calls(void)
 {
@@ -109,8 +111,10 @@ int gpusim_enter(const char *name, const void *first)
 {
 	static pthread_once_t once = PTHREAD_ONCE_INIT;
 	pthread_once(&once, map_calls);
-	if (calls)
-		__atomic_fetch_add(calls, 1, __ATOMIC_RELAXED);
+	if (calls) {
+		__atomic_fetch_add(&calls->all, 1, __ATOMIC_RELAXED);
+		__atomic_fetch_add(&calls->waits, strncmp(name, "nvmlEventSetWait", strlen("nvmlEventSetWait")) == 0, __ATOMIC_RELAXED);
+	}
 	const struct gpusim_file *file = state();
 	if (file) {
 		/* nvmlInit has its own price, and is free where there is nothing to initialise. */

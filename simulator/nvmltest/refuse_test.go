@@ -104,21 +104,25 @@ func TestACallHangsUntilItMayGoOn(t *testing.T) {
 
 func TestCallsAreCounted(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "calls")
-	require.NoError(t, os.WriteFile(file, make([]byte, 8), 0o600))
+	require.NoError(t, os.WriteFile(file, make([]byte, 16), 0o600))
 	t.Setenv("GPUSIM_CALLS", file)
 	alone(t, "h100-sxm", nil, func(t *testing.T, _ machine, lib nvml.Interface) {
-		count := func() uint64 {
+		count := func() (all, waits uint64) {
 			data, err := os.ReadFile(os.Getenv("GPUSIM_CALLS"))
 			require.NoError(t, err)
-			return binary.NativeEndian.Uint64(data)
+			return binary.NativeEndian.Uint64(data), binary.NativeEndian.Uint64(data[8:])
 		}
 		initialised(t, lib)
 		device := handle(t, lib, 0)
-		before := count()
+		set := must[nvml.EventSet](t)(lib.EventSetCreate())
+		before, waits := count()
 		require.NotZero(t, before)
+		require.Zero(t, waits)
 		_, _ = device.GetUUID()
 		_ = device.GetFieldValues(make([]nvml.FieldValue, 9)) // one, whatever it asks
 		_, _ = device.GetBridgeChipInfo()
-		require.Equal(t, before+3, count())
+		_, _ = set.Wait(0)
+		all, waits := count()
+		require.Equal(t, []uint64{before + 4, 1}, []uint64{all, waits})
 	})
 }

@@ -78,6 +78,7 @@ func (b *bench) parts() []part {
 		{"kubelet", b.kubelets},
 		{"events", b.events},
 		{"memory", b.memory},
+		{"calls", b.calls},
 		{"flood", b.flood},
 		{"stop", b.stops},
 		{"size", b.size},

@@ -43,7 +43,8 @@ type node struct {
 	plugins int         // number of plugins started so far
 	plugin  *process    // the last one, which may have ended
 
-	listen string // address of the plugin's metrics; "": none
+	environ []string // of the plugin, beside our own
+	listen  string   // address of the plugin's metrics; "": none
 	// listening is the time when kubelet.sock was last created.
 	listening atomic.Pointer[time.Time]
 }
@@ -183,6 +184,7 @@ func (n *node) startPlugin(ctx context.Context, devices int, config string) (*pr
 	}
 	defer log.Close()
 	p.cmd = exec.Command(n.program, args...)
+	p.cmd.Env = append(os.Environ(), n.environ...)
 	p.cmd.Stdout, p.cmd.Stderr = log, log // to the file itself: no goroutine has to copy it
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	began := time.Now()
