@@ -2,6 +2,7 @@ package inventory
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -9,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
 
+	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
@@ -118,6 +120,10 @@ func (a attributes) placement(g nodestate.GPU) {
 	a.text("nvlinkDomain", string(g.NVLinkDomain))
 	a.text("nvlinkNearest", string(g.NVLinkNearest))
 	a.text("fabricClique", g.FabricClique)
+	degraded := slices.ContainsFunc(g.Notes, func(n nodestate.Note) bool { return n.Reason == gpu.NoteFabricDegraded })
+	if degraded || g.FabricClique != "" {
+		a["fabricDegraded"] = resourceapi.DeviceAttribute{BoolValue: &degraded}
+	}
 }
 
 // text sets an attribute to a text, cut to what the API accepts. An unknown one stays unset.

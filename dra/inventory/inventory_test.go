@@ -57,7 +57,7 @@ func TestDevicesMatchTheGoldenFile(t *testing.T) {
 	small := nodestate.MIGDevice{UUID: "MIG-1", Profile: "1g.10gb+me", GPUInstance: 7, MemoryBytes: 10 << 30, Multiprocessors: 16, CopyEngines: 1, Condition: healthy}
 	big := nodestate.MIGDevice{UUID: "MIG-0", Profile: "3g.40gb", GPUInstance: 1, ComputeInstance: 2, MemoryBytes: 40 << 30, Condition: broken(gpu.ReasonXID)}
 	lost := h100(1)
-	lost.Condition = broken(gpu.ReasonLost)
+	lost.Condition, lost.Notes = broken(gpu.ReasonLost), []nodestate.Note{{Reason: gpu.NoteFabricDegraded}}
 	s := served(h100(0), lost, mig(h100(2), small, big))
 	s.Driver.Simulated = true
 	devices := []resourceapi.Device{}

@@ -69,7 +69,8 @@ type gpuStatus struct {
 	PCIeWidth   uint32      `json:"pcieWidth,omitempty"`
 	Throttle    []string    `json:"throttle,omitempty"`
 	LinksDown   []uint32    `json:"linksDown,omitempty"`
-	Load        uint32      `json:"load,omitempty"` // percent
+	Fabric      string      `json:"fabric,omitempty"` // as gpusim fabric takes it
+	Load        uint32      `json:"load,omitempty"`   // percent
 	ComputeMode string      `json:"computeMode,omitempty"`
 	Processes   []uint32    `json:"processes,omitempty"` // PIDs
 	MIG         bool        `json:"mig"`
@@ -143,7 +144,7 @@ func describe(s *state.State, m *root.Manifest) *driverStatus {
 			NUMANode: g.NumaNode, MemoryBytes: g.MemoryTotal, Lost: state.LostWay(g.Lost), Recovery: g.RecoveryAction,
 			Corrected: sum(g.EccVolatile[0]), Uncorrected: sum(g.EccVolatile[1]), MIG: g.MigCurrent != 0,
 			WrongEvery: g.WrongEvery, PCIeGen: g.PcieGenLimit, PCIeWidth: g.PcieWidthLimit, Throttle: state.ThrottleNames(g.Throttle), Load: g.Load,
-			ComputeMode: state.ComputeModeName(g.ComputeMode),
+			ComputeMode: state.ComputeModeName(g.ComputeMode), Fabric: g.DescribeFabric(),
 		}
 		for _, p := range g.Proc {
 			if p.Used != 0 {
@@ -245,6 +246,9 @@ func (g gpuStatus) condition() string {
 	}
 	if n := len(g.LinksDown); n > 0 {
 		parts = append(parts, fmt.Sprintf("%d NVLinks down", n))
+	}
+	if g.Fabric != "" {
+		parts = append(parts, "fabric ("+g.Fabric+")")
 	}
 	if g.Recovery != 0 {
 		parts = append(parts, "needs reset")

@@ -180,7 +180,7 @@ API nvmlReturn_t nvmlDeviceGetNvLinkUtilizationCounter(nvmlDevice_t device, unsi
 }
 
 struct fabric {
-	uint32_t state, clique;
+	uint32_t state, status, clique, bad, wrong;
 	char cluster[16];
 };
 
@@ -195,6 +195,9 @@ static nvmlReturn_t fabric_of(nvmlDevice_t device, struct fabric *out)
 	if (!supported)
 		return NVML_ERROR_NOT_SUPPORTED;
 	FIELD(target.file, target.gpu, fabric_state, &out->state);
+	FIELD(target.file, target.gpu, fabric_status, &out->status);
+	FIELD(target.file, target.gpu, fabric_bad, &out->bad);
+	FIELD(target.file, target.gpu, fabric_wrong, &out->wrong);
 	FIELD(target.file, target.gpu, fabric_clique, &out->clique);
 	FIELD(target.file, target.gpu, fabric_cluster, out->cluster);
 	return NVML_SUCCESS;
@@ -209,22 +212,27 @@ API nvmlReturn_t nvmlDeviceGetGpuFabricInfo(nvmlDevice_t device, nvmlGpuFabricIn
 	if (!out)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	memcpy(out->clusterUuid, fabric.cluster, sizeof out->clusterUuid);
-	out->status = NVML_SUCCESS;
+	out->status = (nvmlReturn_t)fabric.status;
 	out->cliqueId = fabric.clique;
 	out->state = (nvmlGpuFabricState_t)fabric.state;
 	return NVML_SUCCESS;
 }
 
-/* What a fabric without faults shows: every part of the mask that has a "no" says so. */
-static unsigned healthy(void)
+/* Each part of the mask says "yes" or "no": 0 would be "not supported". */
+static unsigned health_of(const struct fabric *fabric)
 {
-	return NVML_GPU_FABRIC_HEALTH_MASK_DEGRADED_BW_FALSE << NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_DEGRADED_BW |
-	       NVML_GPU_FABRIC_HEALTH_MASK_ROUTE_RECOVERY_FALSE << NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_RECOVERY |
-	       NVML_GPU_FABRIC_HEALTH_MASK_ROUTE_UNHEALTHY_FALSE << NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_UNHEALTHY |
-	       NVML_GPU_FABRIC_HEALTH_MASK_ACCESS_TIMEOUT_RECOVERY_FALSE
-		       << NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ACCESS_TIMEOUT_RECOVERY |
-	       NVML_GPU_FABRIC_HEALTH_MASK_INCORRECT_CONFIGURATION_NONE
-		       << NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_INCORRECT_CONFIGURATION;
+	const unsigned shift[] = {
+		NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_DEGRADED_BW,
+		NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_RECOVERY,
+		NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_UNHEALTHY,
+		NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ACCESS_TIMEOUT_RECOVERY,
+	};
+	unsigned configuration = fabric->wrong ? fabric->wrong : NVML_GPU_FABRIC_HEALTH_MASK_INCORRECT_CONFIGURATION_NONE;
+	unsigned mask = configuration << NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_INCORRECT_CONFIGURATION;
+	for (unsigned i = 0; i < sizeof shift / sizeof *shift; i++)
+		mask |= (fabric->bad >> i & 1 ? NVML_GPU_FABRIC_HEALTH_MASK_DEGRADED_BW_TRUE
+					      : NVML_GPU_FABRIC_HEALTH_MASK_DEGRADED_BW_FALSE) << shift[i];
+	return mask;
 }
 
 API nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, nvmlGpuFabricInfoV_t *out)
@@ -239,11 +247,12 @@ API nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, nvmlGpuFabricI
 		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
 	/* Version 3 is version 2 with one more member at the end. */
 	memcpy(out->clusterUuid, fabric.cluster, sizeof out->clusterUuid);
-	out->status = NVML_SUCCESS;
+	out->status = (nvmlReturn_t)fabric.status;
 	out->cliqueId = fabric.clique;
 	out->state = (nvmlGpuFabricState_t)fabric.state;
-	out->healthMask = healthy();
+	out->healthMask = health_of(&fabric);
 	if (out->version == nvmlGpuFabricInfo_v3)
-		out->healthSummary = NVML_GPU_FABRIC_HEALTH_SUMMARY_HEALTHY;
+		out->healthSummary = fabric.wrong || fabric.bad & GPUSIM_FABRIC_ROUTE ? NVML_GPU_FABRIC_HEALTH_SUMMARY_UNHEALTHY :
+			fabric.bad ? NVML_GPU_FABRIC_HEALTH_SUMMARY_LIMITED_CAPACITY : NVML_GPU_FABRIC_HEALTH_SUMMARY_HEALTHY;
 	return NVML_SUCCESS;
 }

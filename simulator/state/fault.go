@@ -244,6 +244,9 @@ func (s *State) ResetGPU(index int) {
 	g.MemfaultKind, g.MemfaultBit, g.MemfaultOffset = MemfaultNone, 0, 0
 	g.WrongEvery, g.WrongBit = 0, 0
 	g.PcieGenLimit, g.PcieWidthLimit, g.Throttle = 0, 0, 0
+	if g.FabricSupported != 0 {
+		g.FabricState, g.FabricStatus, g.FabricBad, g.FabricWrong = uint32(len(fabricStates)), 0, 0, 0
+	}
 	for l := range g.Nlinks {
 		s.switchLink(index, l, true)
 		g.Link[l].CrcErrors, g.Link[l].ReplayErrors, g.Link[l].RecoveryErrors = 0, 0, 0

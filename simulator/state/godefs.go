@@ -44,6 +44,11 @@ const (
 	MemfaultStuck = C.GPUSIM_MEMFAULT_STUCK
 	MemfaultFlip  = C.GPUSIM_MEMFAULT_FLIP
 
+	FabricBandwidth     = C.GPUSIM_FABRIC_BANDWIDTH
+	FabricRouteRecovery = C.GPUSIM_FABRIC_ROUTE_RECOVERY
+	FabricRoute         = C.GPUSIM_FABRIC_ROUTE
+	FabricAccessTimeout = C.GPUSIM_FABRIC_ACCESS_TIMEOUT
+
 	MemfaultStuckAt0 = C.GPUSIM_MEMFAULT_STUCK_AT_0
 	MemfaultStuckAt1 = C.GPUSIM_MEMFAULT_STUCK_AT_1
 

@@ -135,6 +135,14 @@ enum {
 	GPUSIM_MEMFAULT_STUCK_AT_1,
 };
 
+/* What is bad about a fabric that a GPU has joined: the bit of each part of NVML's health mask. */
+enum {
+	GPUSIM_FABRIC_BANDWIDTH = 1,
+	GPUSIM_FABRIC_ROUTE_RECOVERY = 2,
+	GPUSIM_FABRIC_ROUTE = 4,
+	GPUSIM_FABRIC_ACCESS_TIMEOUT = 8,
+};
+
 /*
  * The device address of the first byte of GPU number i is BASE + i × STRIDE: where neither
  * the kernel nor a sanitizer puts anything.
@@ -199,6 +207,9 @@ struct gpusim_gpu {
 	uint32_t nlinks;
 	uint32_t fabric_supported;
 	uint32_t fabric_state, fabric_clique;
+	uint32_t fabric_status;  /* nvmlReturn_t with which it ended to join */
+	uint32_t fabric_bad;     /* GPUSIM_FABRIC_… */
+	uint32_t fabric_wrong;   /* NVML_GPU_FABRIC_HEALTH_MASK_INCORRECT_CONFIGURATION_…; 0: it is right */
 	char fabric_cluster[16]; /* UUID bytes */
 	struct gpusim_link link[GPUSIM_LINKS];
 	struct gpusim_proc proc[GPUSIM_PROCS];

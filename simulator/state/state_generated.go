@@ -39,6 +39,11 @@ const (
 	MemfaultStuck = 0x1
 	MemfaultFlip  = 0x2
 
+	FabricBandwidth     = 0x1
+	FabricRouteRecovery = 0x2
+	FabricRoute         = 0x4
+	FabricAccessTimeout = 0x8
+
 	MemfaultStuckAt0 = 0x3
 	MemfaultStuckAt1 = 0x4
 
@@ -204,6 +209,9 @@ type (
 		FabricSupported  uint32
 		FabricState      uint32
 		FabricClique     uint32
+		FabricStatus     uint32
+		FabricBad        uint32
+		FabricWrong      uint32
 		FabricCluster    [16]byte
 		Link             [18]Link
 		Proc             [8]Proc
