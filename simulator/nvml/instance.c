@@ -5,8 +5,8 @@
 
 /*
  * The number that clients pass to nvmlGpuInstanceProfileInfo_t.id's users is not
- * the constant that they asked with; these are the ones of A100, H100 and B200
- * (nvidia-smi mig -lgip shows them).
+ * the constant that they asked with; these are the ones of A100, H100, B200 and RTX PRO 6000
+ * (nvidia-smi mig -lgip shows them; the last one's slices count in quarters).
  */
 unsigned profile_id(unsigned profile)
 {
@@ -18,10 +18,17 @@ unsigned profile_id(unsigned profile)
 		[NVML_GPU_INSTANCE_PROFILE_1_SLICE_REV2] = 15,
 		[NVML_GPU_INSTANCE_PROFILE_1_SLICE] = 19,
 		[NVML_GPU_INSTANCE_PROFILE_1_SLICE_REV1] = 20,
+		[NVML_GPU_INSTANCE_PROFILE_4_SLICE_GFX] = 32,
+		[NVML_GPU_INSTANCE_PROFILE_2_SLICE_GFX] = 35,
+		[NVML_GPU_INSTANCE_PROFILE_1_SLICE_GFX] = 47,
+		[NVML_GPU_INSTANCE_PROFILE_2_SLICE_ALL_ME] = 64,
+		[NVML_GPU_INSTANCE_PROFILE_1_SLICE_ALL_ME] = 65,
+		[NVML_GPU_INSTANCE_PROFILE_2_SLICE_NO_ME] = 66,
+		[NVML_GPU_INSTANCE_PROFILE_1_SLICE_NO_ME] = 67,
 	};
 	if (profile < sizeof id && (id[profile] || profile == NVML_GPU_INSTANCE_PROFILE_7_SLICE))
 		return id[profile];
-	return 64 + profile; /* none of these GPUs has them: only unlike the others */
+	return 128 + profile; /* none of these GPUs has them: only unlike the others */
 }
 
 static unsigned profile_count(const struct gpusim_gpu *gpu)

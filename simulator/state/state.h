@@ -23,7 +23,7 @@
 #include <stdint.h>
 
 #define GPUSIM_MAGIC 0x3130454d49535047ull /* "GPSIME01" */
-#define GPUSIM_LAYOUT 4                    /* of this header; readers refuse others */
+#define GPUSIM_LAYOUT 5                    /* of this header; readers refuse others */
 
 #define GPUSIM_GPUS 16
 #define GPUSIM_LINKS 18         /* NVLinks of one GPU */
@@ -200,6 +200,11 @@ struct gpusim_gpu {
 	char fabric_cluster[16]; /* UUID bytes */
 	struct gpusim_link link[GPUSIM_LINKS];
 	struct gpusim_proc proc[GPUSIM_PROCS];
+
+	uint32_t unified;         /* 1: its memory is the CPU's, and NVML has no numbers of it */
+	uint32_t virtualization;  /* nvmlGpuVirtualizationMode_t */
+	uint32_t addressing;      /* nvmlDeviceAddressingModeType_t */
+	uint32_t c2c_links;       /* to the CPU of its module, all active */
 };
 
 struct gpusim_state {

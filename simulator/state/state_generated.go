@@ -4,7 +4,7 @@ package state
 
 const (
 	magic  = 0x3130454d49535047
-	Layout = 0x4
+	Layout = 0x5
 
 	MaxGPUs       = 0x10
 	MaxLinks      = 0x12
@@ -205,6 +205,10 @@ type (
 		FabricCluster    [16]byte
 		Link             [18]Link
 		Proc             [8]Proc
+		Unified          uint32
+		Virtualization   uint32
+		Addressing       uint32
+		C2cLinks         uint32
 	}
 	State struct {
 		Profile       [32]byte

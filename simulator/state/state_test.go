@@ -305,7 +305,7 @@ func TestOpenRefusesInvalidFiles(t *testing.T) {
 		"truncated": {good[:len(good)-1], "truncated"},
 		"longer":    {append(append([]byte(nil), good...), 0), "another version"},
 		"magic":     {patched(unsafe.Offsetof(f.Magic), 1), "wrong magic number"},
-		"layout":    {patched(unsafe.Offsetof(f.Layout), 99), "layout 99, this program knows 4"},
+		"layout":    {patched(unsafe.Offsetof(f.Layout), 99), "layout 99, this program knows 5"},
 		"size":      {patched(unsafe.Offsetof(f.Size), 5), "it says that it has 5 bytes"},
 		"gpus":      {patched(unsafe.Offsetof(f.Slot)+unsafe.Offsetof(f.Slot[0].Ngpus), 17), "17 GPUs; at most 16 fit"},
 	} {
