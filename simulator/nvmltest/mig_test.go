@@ -14,7 +14,7 @@ import (
 )
 
 func eachMIGProfile(t *testing.T, body func(*testing.T, machine, nvml.Interface)) {
-	for _, name := range []string{"a100-80gb", "h100-sxm", "h200-sxm", "b200"} {
+	for _, name := range []string{"a100-80gb", "h100-sxm", "h200-sxm", "b200", "rtx-pro-6000"} {
 		t.Run(name, func(t *testing.T) { alone(t, name, nil, body) })
 	}
 }
@@ -105,7 +105,7 @@ func TestGoNvlibVisitsMIGDevices(t *testing.T) {
 		d := handle(t, lib, 0)
 		require.Zero(t, must[int](t)(d.GetMaxMigDeviceCount()))
 		enableMIG(t, d)
-		require.Equal(t, 7, must[int](t)(d.GetMaxMigDeviceCount()))
+		require.EqualValues(t, described(t, m).Gpu[0].MigSlices, must[int](t)(d.GetMaxMigDeviceCount()))
 		partition(t, d, nvml.GPU_INSTANCE_PROFILE_2_SLICE, nvml.COMPUTE_INSTANCE_PROFILE_2_SLICE)
 		partition(t, d, nvml.GPU_INSTANCE_PROFILE_1_SLICE, nvml.COMPUTE_INSTANCE_PROFILE_1_SLICE)
 		partition(t, d, nvml.GPU_INSTANCE_PROFILE_1_SLICE, nvml.COMPUTE_INSTANCE_PROFILE_1_SLICE)
