@@ -37,7 +37,7 @@ type Model struct {
 	C2CLinks     uint32  `json:"c2cLinks,omitempty"`   // NVLink-C2C to the CPU of its module
 	Addressing   string  `json:"addressing,omitempty"` // how it reaches the CPU's memory: HMM, ATS; absent: not at all
 	Virtual      string  `json:"virtual,omitempty"`    // in a virtual machine: passthrough or vgpu
-	MIG          *MIG    `json:"mig,omitempty"` // absent: not supported
+	MIG          *MIG    `json:"mig,omitempty"`        // absent: not supported
 }
 
 // Memory describes the device memory.
