@@ -92,8 +92,8 @@ func matches(t *testing.T, lib nvml.Interface, d nvml.Device, index int, want *s
 	matchesMeasurements(t, d, want)
 }
 
-// known checks a number that a GPU may lack: it is 0 then.
-func known[T int | uint32](t *testing.T, want uint32) func(T, nvml.Return) {
+// requireKnown checks a number that a GPU may lack: it is 0 then.
+func requireKnown[T int | uint32](t *testing.T, want uint32) func(T, nvml.Return) {
 	return func(got T, ret nvml.Return) {
 		t.Helper()
 		if want == 0 {
@@ -123,13 +123,13 @@ func memoryMatches(t *testing.T, d nvml.Device, want *state.GPU) {
 
 func matchesMeasurements(t *testing.T, d nvml.Device, want *state.GPU) {
 	memoryMatches(t, d, want)
-	known[uint32](t, want.PowerMw)(d.GetPowerUsage())
-	known[uint32](t, want.PowerLimitMw)(d.GetPowerManagementLimit())
-	known[uint32](t, want.PowerDefaultMw)(d.GetPowerManagementDefaultLimit())
-	known[uint32](t, want.Temperature)(d.GetTemperature(nvml.TEMPERATURE_GPU))
+	requireKnown[uint32](t, want.PowerMw)(d.GetPowerUsage())
+	requireKnown[uint32](t, want.PowerLimitMw)(d.GetPowerManagementLimit())
+	requireKnown[uint32](t, want.PowerDefaultMw)(d.GetPowerManagementDefaultLimit())
+	requireKnown[uint32](t, want.Temperature)(d.GetTemperature(nvml.TEMPERATURE_GPU))
 	for clock := range nvml.CLOCK_COUNT {
-		known[uint32](t, want.Clock[clock])(d.GetClockInfo(clock))
-		known[uint32](t, want.ClockMax[clock])(d.GetMaxClockInfo(clock))
+		requireKnown[uint32](t, want.Clock[clock])(d.GetClockInfo(clock))
+		requireKnown[uint32](t, want.ClockMax[clock])(d.GetMaxClockInfo(clock))
 	}
 	fan, ret := d.GetFanSpeed()
 	if want.Fan == state.None {
@@ -138,9 +138,9 @@ func matchesMeasurements(t *testing.T, d nvml.Device, want *state.GPU) {
 		require.Equal(t, want.Fan, fan)
 	}
 	require.EqualValues(t, want.UtilGpu, must[nvml.Utilization](t)(d.GetUtilizationRates()).Gpu)
-	known[int](t, want.PcieGenMax)(d.GetMaxPcieLinkGeneration())
-	known[int](t, want.PcieWidth)(d.GetCurrPcieLinkWidth())
-	known[int](t, want.PcieWidthMax)(d.GetMaxPcieLinkWidth())
+	requireKnown[int](t, want.PcieGenMax)(d.GetMaxPcieLinkGeneration())
+	requireKnown[int](t, want.PcieWidth)(d.GetCurrPcieLinkWidth())
+	requireKnown[int](t, want.PcieWidthMax)(d.GetMaxPcieLinkWidth())
 	require.EqualValues(t, want.Cores, must[int](t)(d.GetNumGpuCores()))
 	require.EqualValues(t, want.Virtualization, must[nvml.GpuVirtualizationMode](t)(d.GetVirtualizationMode()))
 	current, _, ret := d.GetEccMode()
