@@ -99,6 +99,24 @@ func fillComputeInstances(t *testing.T, gi nvml.GpuInstance, gpu nvml.GpuInstanc
 	require.NotZero(t, seen)
 }
 
+// An instance that has all media engines leaves room for those without any.
+func TestGPUInstancesShareTheMediaEngines(t *testing.T) {
+	alone(t, "rtx-pro-6000", nil, func(t *testing.T, _ machine, lib nvml.Interface) {
+		initialised(t, lib)
+		d := handle(t, lib, 0)
+		enableMIG(t, d)
+		all := must[nvml.GpuInstanceProfileInfo](t)(d.GetGpuInstanceProfileInfo(nvml.GPU_INSTANCE_PROFILE_1_SLICE_ALL_ME))
+		some := must[nvml.GpuInstanceProfileInfo](t)(d.GetGpuInstanceProfileInfo(nvml.GPU_INSTANCE_PROFILE_1_SLICE))
+		none := must[nvml.GpuInstanceProfileInfo](t)(d.GetGpuInstanceProfileInfo(nvml.GPU_INSTANCE_PROFILE_1_SLICE_NO_ME))
+		must[nvml.GpuInstance](t)(d.CreateGpuInstance(&all))
+		require.Zero(t, must[int](t)(d.GetGpuInstanceRemainingCapacity(&some)))
+		_, ret := d.CreateGpuInstance(&some)
+		require.Equal(t, nvml.ERROR_INSUFFICIENT_RESOURCES, ret)
+		require.Equal(t, 3, must[int](t)(d.GetGpuInstanceRemainingCapacity(&none)))
+		must[nvml.GpuInstance](t)(d.CreateGpuInstance(&none))
+	})
+}
+
 func TestGoNvlibVisitsMIGDevices(t *testing.T) {
 	eachMIGProfile(t, func(t *testing.T, m machine, lib nvml.Interface) {
 		initialised(t, lib)

@@ -58,6 +58,7 @@ func TestImpossibleLayoutsAreRefusedWithTheReasonAndChangeNothing(t *testing.T) 
 		{"h100-sxm", "3g.40gb:2c+2c", "3g.40gb:2c+2c: 3g.40gb has 3 compute slices"},
 		{"h100-sxm", "7g.80gb:5c", "7g.80gb has 7 compute slices"},
 		{"rtx-pro-6000", "1g.24gb@3,1g.24gb@6,2g.48gb", "does not fit into 12 memory slices"},
+		{"rtx-pro-6000", "1g.24gb+me.all,2g.48gb", "needs 6 decoders; the GPU has 4"},
 		{"vgpu", "1g.6gb", "SIMULATED NVIDIA RTXA6000-24Q has no profile 1g.6gb"},
 		{"t4", "1g.10gb", "SIMULATED Tesla T4 cannot do MIG"},
 	} {
