@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -32,6 +33,56 @@ func TestEightGPUsAreAdvertisedWithTheirNUMANodes(t *testing.T) {
 	require.True(t, s.Driver.Simulated)
 	require.Equal(t, "/driver", s.Driver.Root)
 	require.Equal(t, "/dp/kubelet.sock", s.DevicePlugin.KubeletSocket)
+}
+
+// Every machine of the simulator is offered whole, by one list and without a change.
+func TestEverySimulatedMachineIsOfferedWhole(t *testing.T) {
+	for profile, want := range map[string]struct {
+		gpus   int
+		notes  string // as in the label
+		clique string
+	}{
+		"a100-80gb": {gpus: 8}, "a10g": {gpus: 1}, "b200": {gpus: 8}, "b300": {gpus: 8}, "dgx-2": {gpus: 16}, "gb10": {gpus: 1},
+		"gb200": {gpus: 4, clique: "00000001-0000-0000-0000-000000000001.2"}, "gh200": {gpus: 1}, "h20": {gpus: 8}, "h200-sxm": {gpus: 8},
+		"l40s": {gpus: 4}, "mixed": {gpus: 4}, "rtx-pro-6000": {gpus: 4}, "t4": {gpus: 1}, "v100-sxm2": {gpus: 8},
+		"vgpu": {gpus: 1, notes: "NoXIDEvents"},
+	} {
+		t.Run(profile, func(t *testing.T) {
+			t.Parallel()
+			m := newMachine(t).up("--profile", profile).withKubelet().start()
+			require.Empty(t, unhealthy(m.wait(want.gpus)))
+			s := m.state(func(s nodestate.State) bool { return s.Phase == nodestate.Ready })
+			require.Len(t, s.DevicePlugin.Inventory, want.gpus)
+			require.Empty(t, s.DevicePlugin.Faults)
+			for _, g := range s.DevicePlugin.Inventory {
+				require.Equal(t, nodestate.Healthy, g.Health)
+				require.Equal(t, want.clique, g.FabricClique)
+			}
+			require.Equal(t, want.notes, s.DevicePlugin.Labels["nvidia.com/gpu.notes"])
+			require.Equal(t, want.clique, s.DevicePlugin.Labels["nvidia.com/gpu.clique"])
+		})
+	}
+}
+
+// In the cube mesh of a DGX-1 four GPUs of a socket are linked each with each, and of two pairs the one with two links
+// is the better: NVIDIA's DGX-1 system architecture white paper.
+func TestAPodGetsWellLinkedGPUsOfACubeMesh(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t).up("--profile", "v100-sxm2").withKubelet().start()
+	m.wait(8)
+	s := m.state(func(s nodestate.State) bool { return s.Phase == nodestate.Ready })
+	indexes := func(name string, count int) (chosen []int) {
+		a, err := m.kubelet.Admit(soon(t), pod(name, count))
+		require.NoError(t, err)
+		for _, g := range s.DevicePlugin.Inventory {
+			if slices.ContainsFunc(a.CDIDevices, func(d string) bool { return strings.HasSuffix(d, string(g.UUID)) }) {
+				chosen = append(chosen, g.Index)
+			}
+		}
+		return chosen
+	}
+	require.Contains(t, [][]int{{0, 1, 2, 3}, {4, 5, 6, 7}}, indexes("a", 4))
+	require.Contains(t, [][]int{{0, 3}, {1, 2}, {2, 3}, {4, 7}, {5, 6}, {6, 7}}, indexes("b", 2), "they have two links")
 }
 
 func TestPodGetsAsManyCDIDevicesAsRequested(t *testing.T) {

@@ -19,22 +19,28 @@ import (
 // A link that flaps in a rack, or a switch tray that is serviced, raises XIDs 144 to 150 on all GPUs of all
 // nodes. They are not fatal, and the driver asks for nothing.
 func TestNVLinkErrorsThatAreNotFatalTakeNoGPU(t *testing.T) {
+	for profile, gpus := range map[string]int{"b200": 8, "b300": 8, "gb200": 4} {
+		t.Run(profile, func(t *testing.T) { nonFatalNVLinkErrors(t, profile, gpus) })
+	}
+}
+
+func nonFatalNVLinkErrors(t *testing.T, profile string, gpus int) {
 	t.Parallel()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	address := ln.Addr().String()
 	require.NoError(t, ln.Close())
-	m := newMachine(t).up("--profile", "b200").withKubelet().start("--listen", address)
-	m.wait(8)
+	m := newMachine(t).up("--profile", profile).withKubelet().start("--listen", address)
+	m.wait(gpus)
 	ctx, cancel := context.WithCancel(t.Context())
 	changed := make(chan error, 1)
 	go func() {
-		_, err := m.kubelet.Wait(ctx, resource, func(r kubelettest.Resource) bool { return r.Allocatable != 8 })
+		_, err := m.kubelet.Wait(ctx, resource, func(r kubelettest.Resource) bool { return r.Allocatable != gpus })
 		changed <- err
 	}()
 	const each = 72
 	for i := range 7 {
-		m.sim("xid", "--gpu", fmt.Sprint(i), "--xid", fmt.Sprint(144+i), "--times", fmt.Sprint(each))
+		m.sim("xid", "--gpu", fmt.Sprint(i%gpus), "--xid", fmt.Sprint(144+i), "--times", fmt.Sprint(each))
 		want := fmt.Sprintf("gpuready_deviceplugin_events_total{kind=\"XID\"} %d\n", each*(i+1))
 		require.Eventually(t, func() bool {
 			_, body := built.Get(t, "http://"+address+"/metrics")
@@ -45,9 +51,9 @@ func TestNVLinkErrorsThatAreNotFatalTakeNoGPU(t *testing.T) {
 	require.ErrorIs(t, <-changed, context.Canceled, "after 504 XIDs all GPUs are offered, and were all the time")
 	require.Contains(t, m.process.Output(), "XID that is not held against the GPU")
 
-	m.sim("xid", "--gpu", "5", "--xid", "149", "--recovery", "gpu-reset")
-	require.Equal(t, []int{5}, unhealthy(m.wait(7)), "a fatal one takes its GPU, and no other")
-	d := m.fault(5, false)
+	m.sim("xid", "--gpu", "3", "--xid", "149", "--recovery", "gpu-reset")
+	require.Equal(t, []int{3}, unhealthy(m.wait(gpus-1)), "a fatal one takes its GPU, and no other")
+	d := m.fault(3, false)
 	require.Equal(t, gpu.ReasonXID, d.Reason)
 	require.Contains(t, d.Message, "XID 149")
 }

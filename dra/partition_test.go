@@ -130,7 +130,7 @@ func untaintedAll(devices map[string]resourceapi.Device) bool {
 func TestProfilesMatchTheGoldenFile(t *testing.T) {
 	t.Parallel()
 	var all []nodestate.GPU
-	for _, profile := range []string{"a100-80gb", "h100-sxm", "b200"} {
+	for _, profile := range []string{"a100-80gb", "h100-sxm", "b200", "rtx-pro-6000"} {
 		n := newMIGNode(t, profile, "")
 		n.startDevicePlugin()
 		all = append(all, n.waitInventory("the GPU is read", func(g nodestate.GPU) bool { return len(g.Profiles) > 0 }))

@@ -111,6 +111,25 @@ func TestAPreflightOfASimulatedNode(t *testing.T) {
 	require.Contains(t, strings.Join(p.result(0).Notes, "\n"), "this looks at the host's GPUs and makes no claim")
 }
 
+// No machine of the simulator has a finding: all are healthy, whatever NVML does not know of them.
+func TestAPreflightOfEverySimulatedMachine(t *testing.T) {
+	for profile, gpus := range map[string]int{
+		"a100-80gb": 8, "a10g": 1, "b200": 8, "b300": 8, "dgx-2": 16, "gb10": 1, "gb200": 4, "gh200": 1, "h20": 8, "h200-sxm": 8,
+		"l40s": 4, "mixed": 4, "rtx-pro-6000": 4, "t4": 1, "v100-sxm2": 8, "vgpu": 1,
+	} {
+		t.Run(profile, func(t *testing.T) {
+			p := newPreflight(t, profile, gpus)
+			r := p.result(0)
+			require.Len(t, r.GPUs, gpus)
+			for _, g := range r.GPUs {
+				require.Empty(t, g.Findings)
+				require.NotNil(t, g.Condition)
+				require.Equal(t, map[string]int{"gb200": 10, "gh200": 10}[profile], g.Condition.C2CLinks)
+			}
+		})
+	}
+}
+
 func TestAPreflightRefusesASimulatedDriver(t *testing.T) {
 	p := newPreflight(t, "t4", 1)
 	exit, out, _ := p.runPreflight("--allow-simulated=false")

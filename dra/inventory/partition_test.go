@@ -92,11 +92,18 @@ func TestPartitionsHoldTheLimitsOfTheAPI(t *testing.T) {
 }
 
 // legal reports whether GPU instances can exist beside each other, as the driver decides: by their
-// memory slices, their compute slices, and how many the profile allows.
+// memory slices, their compute slices, their media engines, and how many the profile allows.
 func legal(g nodestate.GPU, all []gpu.Placement) bool {
 	memory, compute, count, most := map[int]bool{}, 0, map[int]int{}, 0
+	var has, taken [4]int
+	media := func(p nodestate.MIGProfile) [4]int {
+		return [...]int{p.Decoders, p.Encoders, p.JPEGEngines, p.OFAEngines}
+	}
 	for _, p := range g.Profiles {
 		most = max(most, p.Slices)
+		for kind, n := range media(p) {
+			has[kind] = max(has[kind], n*p.Count)
+		}
 	}
 	for _, at := range all {
 		p := g.Profiles[slices.IndexFunc(g.Profiles, func(p nodestate.MIGProfile) bool { return p.ID == at.Profile })]
@@ -107,6 +114,11 @@ func legal(g nodestate.GPU, all []gpu.Placement) bool {
 			memory[slice] = true
 		}
 		compute += p.Slices
+		for kind, n := range media(p) {
+			if taken[kind] += n; taken[kind] > has[kind] {
+				return false
+			}
+		}
 		if count[p.ID]++; count[p.ID] > p.Count {
 			return false
 		}

@@ -170,12 +170,12 @@ static int attribute(const struct device *d, int which, int *out)
 	case 10: *out = LANES; break;                    /* warp size */
 	case 11: *out = 2147483647; break;               /* pitch */
 	case 12: case 82: *out = 65536; break;           /* registers per block, multiprocessor */
-	case 13: *out = (int)g->clock_max[1] * 1000; break; /* kHz */
+	case 13: *out = (int)(g->clock_max[1] ? g->clock_max[1] : g->clock[1]) * 1000; break; /* kHz; a vGPU knows no highest */
 	case 14: *out = 512; break;                      /* texture alignment */
 	case 15: *out = 1; break;                        /* copy while a kernel runs */
 	case 16: *out = (int)d->sm_count; break;
 	case 17: *out = 0; break;                        /* watchdog */
-	case 18: *out = 0; break;                        /* integrated */
+	case 18: *out = (int)g->unified; break;          /* integrated */
 	case 19: *out = 1; break;                        /* can map host memory */
 	case 20: *out = (int)g->compute_mode; break;
 	case 30: *out = 512; break;                      /* surface alignment */
@@ -184,7 +184,7 @@ static int attribute(const struct device *d, int which, int *out)
 	case 33: *out = (int)g->pci.bus; break;
 	case 34: *out = (int)g->pci.device; break;
 	case 35: *out = 0; break;                        /* TCC: Windows */
-	case 36: *out = (int)g->clock_max[2] * 1000; break; /* memory, kHz */
+	case 36: *out = (int)(g->clock_max[2] ? g->clock_max[2] : g->clock[2]) * 1000; break; /* memory, kHz */
 	case 37: *out = (int)g->bus_width; break;
 	case 38: *out = (int)g->l2_bytes; break;
 	case 39: *out = (int)c->threads_per_sm; break;

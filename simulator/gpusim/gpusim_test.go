@@ -176,7 +176,7 @@ func TestMistakesGetOneLineAndTheNextAction(t *testing.T) {
 	}{
 		{"fly", 2, `gpusim: unknown command "fly"`},
 		{"up", 2, "gpusim: up: --profile is missing; gpusim profiles lists them"},
-		{"up --profile h100", 1, `unknown profile "h100"; there are a100-80gb, b200, dgx-2,`},
+		{"up --profile h100", 1, `unknown profile "h100"; there are a100-80gb, a10g, b200, b300, dgx-2,`},
 		{"up --profile t4 --gpus 9", 1, "profile t4 has 1 to 8 GPUs, not 9"},
 		{"up --profile t4 --driver-version ../x", 2, `--driver-version: "../x" is no driver version`},
 		{"up --profile t4 --lib-dir /nowhere", 1, "build it with make, or name its folder with --lib-dir"},

@@ -17,7 +17,8 @@ GET_U32(nvmlDeviceGetDisplayActive, nvmlEnableState_t, display_mode)
 GET_U32(nvmlDeviceGetPersistenceMode, nvmlEnableState_t, persistence)
 GET_U32(nvmlDeviceGetComputeMode, nvmlComputeMode_t, compute_mode)
 GET_U32(nvmlDeviceGetAccountingMode, nvmlEnableState_t, accounting)
-GET_U32(nvmlDeviceGetMemoryBusWidth, unsigned int, bus_width)
+GET_KNOWN(nvmlDeviceGetMemoryBusWidth, bus_width)
+GET_U32(nvmlDeviceGetVirtualizationMode, nvmlGpuVirtualizationMode_t, virtualization)
 
 struct compute_mode {
 	unsigned gpu;
@@ -194,19 +195,18 @@ API nvmlReturn_t nvmlDeviceGetAdaptiveClockInfoStatus(nvmlDevice_t device, unsig
 	return constant(device, NVML_ADAPTIVE_CLOCKING_INFO_STATUS_DISABLED, status);
 }
 
-API nvmlReturn_t nvmlDeviceGetVirtualizationMode(nvmlDevice_t device, nvmlGpuVirtualizationMode_t *mode)
-{
-	return constant(device, NVML_GPU_VIRTUALIZATION_MODE_NONE, (unsigned *)mode);
-}
-
-/* GSP firmware comes with the driver, and is of its version, from Turing on. */
+/* GSP firmware comes with the driver, and is of its version, from Turing on; a vGPU's is the host's. */
 static nvmlReturn_t has_gsp(nvmlDevice_t device)
 {
-	uint32_t architecture;
+	uint32_t architecture, virtualization;
 	nvmlReturn_t err = get_u32(device, offsetof(struct gpusim_gpu, architecture), &architecture);
+	if (err == NVML_SUCCESS)
+		err = get_u32(device, offsetof(struct gpusim_gpu, virtualization), &virtualization);
 	if (err != NVML_SUCCESS)
 		return err;
-	return architecture >= NVML_DEVICE_ARCH_TURING ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
+	return architecture >= NVML_DEVICE_ARCH_TURING && virtualization != NVML_GPU_VIRTUALIZATION_MODE_VGPU
+		       ? NVML_SUCCESS
+		       : NVML_ERROR_NOT_SUPPORTED;
 }
 
 API nvmlReturn_t nvmlDeviceGetGspFirmwareVersion(nvmlDevice_t device, char *out)
@@ -236,6 +236,6 @@ API nvmlReturn_t nvmlDeviceGetAddressingMode(nvmlDevice_t device, nvmlDeviceAddr
 		return NVML_ERROR_INVALID_ARGUMENT;
 	if (mode->version != nvmlDeviceAddressingMode_v1)
 		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
-	mode->value = NVML_DEVICE_ADDRESSING_MODE_NONE;
+	FIELD(target.file, target.gpu, addressing, &mode->value);
 	return NVML_SUCCESS;
 }

@@ -74,12 +74,15 @@ API nvmlReturn_t nvmlEventSetCreate(nvmlEventSet_t *out)
 API nvmlReturn_t nvmlDeviceGetSupportedEventTypes(nvmlDevice_t device, unsigned long long *types)
 {
 	struct target target;
-	uint32_t ecc, mig;
+	uint32_t ecc, mig, virtualization;
 	nvmlReturn_t err = gpu_target(device, &target);
 	if (err != NVML_SUCCESS)
 		return err;
 	if (!types)
 		return NVML_ERROR_INVALID_ARGUMENT;
+	FIELD(target.file, target.gpu, virtualization, &virtualization);
+	if (virtualization == NVML_GPU_VIRTUALIZATION_MODE_VGPU)
+		return NVML_ERROR_NOT_SUPPORTED; /* the host's driver has them */
 	FIELD(target.file, target.gpu, ecc_supported, &ecc);
 	FIELD(target.file, target.gpu, mig_supported, &mig);
 	*types = nvmlEventTypePState | nvmlEventTypeXidCriticalError | nvmlEventTypeClock |

@@ -182,29 +182,51 @@ static struct answer link_field(nvmlDevice_t device, unsigned field, unsigned sc
 	}
 }
 
+/* c2c_field: the links to the CPU of the module, which all work. */
+static struct answer c2c_field(nvmlDevice_t device, unsigned field, unsigned scope)
+{
+	uint32_t links = 0;
+	nvmlReturn_t err = get_known(device, offsetof(struct gpusim_gpu, c2c_links), &links);
+	if (err != NVML_SUCCESS || field == NVML_FI_DEV_C2C_LINK_COUNT)
+		return narrow(err, links);
+	return scope < links ? narrow(NVML_SUCCESS, 1) : narrow(NVML_ERROR_INVALID_ARGUMENT, 0);
+}
+
 /* Fields that are one 32-bit number of the state. */
 static const struct plain {
 	unsigned field;
 	size_t offset;
 } plain[] = {
 	{NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, offsetof(struct gpusim_gpu, recovery_action)},
+	{NVML_FI_DEV_ECC_CURRENT, offsetof(struct gpusim_gpu, ecc_current)},
+	{NVML_FI_DEV_ECC_PENDING, offsetof(struct gpusim_gpu, ecc_pending)},
+}, limits[] = { /* which a GPU may lack */
 	{NVML_FI_DEV_POWER_MIN_LIMIT, offsetof(struct gpusim_gpu, power_min_mw)},
 	{NVML_FI_DEV_POWER_MAX_LIMIT, offsetof(struct gpusim_gpu, power_max_mw)},
 	{NVML_FI_DEV_POWER_DEFAULT_LIMIT, offsetof(struct gpusim_gpu, power_default_mw)},
 	{NVML_FI_DEV_POWER_CURRENT_LIMIT, offsetof(struct gpusim_gpu, power_limit_mw)},
 	{NVML_FI_DEV_POWER_REQUESTED_LIMIT, offsetof(struct gpusim_gpu, power_limit_mw)},
-	{NVML_FI_DEV_ECC_CURRENT, offsetof(struct gpusim_gpu, ecc_current)},
-	{NVML_FI_DEV_ECC_PENDING, offsetof(struct gpusim_gpu, ecc_pending)},
 };
 
 static struct answer answer_field(nvmlDevice_t device, unsigned field, unsigned scope)
 {
 	if (field == 0 || field >= NVML_FI_MAX)
 		return narrow(NVML_ERROR_INVALID_ARGUMENT, 0);
+	nvmlGpuVirtualizationMode_t mode;
+	if (field == NVML_FI_DEV_GET_GPU_RECOVERY_ACTION &&
+	    nvmlDeviceGetVirtualizationMode(device, &mode) == NVML_SUCCESS && mode == NVML_GPU_VIRTUALIZATION_MODE_VGPU)
+		return unsupported; /* the host's driver recovers it */
 	for (unsigned i = 0; i < sizeof plain / sizeof *plain; i++) {
 		unsigned value = 0;
 		if (plain[i].field == field) {
 			nvmlReturn_t err = get_u32(device, plain[i].offset, &value);
+			return narrow(err, value);
+		}
+	}
+	for (unsigned i = 0; i < sizeof limits / sizeof *limits; i++) {
+		unsigned value = 0;
+		if (limits[i].field == field) {
+			nvmlReturn_t err = get_known(device, limits[i].offset, &value);
 			return narrow(err, value);
 		}
 	}
@@ -214,6 +236,8 @@ static struct answer answer_field(nvmlDevice_t device, unsigned field, unsigned 
 		return retired_field(device, field);
 	if (field >= NVML_FI_DEV_REMAPPED_COR && field <= NVML_FI_DEV_REMAPPED_FAILURE)
 		return remap_field(device, field);
+	if (field == NVML_FI_DEV_C2C_LINK_COUNT || field == NVML_FI_DEV_C2C_LINK_GET_STATUS)
+		return c2c_field(device, field, scope);
 	if (field == NVML_FI_DEV_POWER_AVERAGE || field == NVML_FI_DEV_POWER_INSTANT) {
 		unsigned value = 0;
 		nvmlReturn_t err = nvmlDeviceGetPowerUsage(device, &value);

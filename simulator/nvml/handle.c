@@ -178,6 +178,12 @@ nvmlReturn_t get_u32(nvmlDevice_t device, size_t offset, void *out)
 	return NVML_SUCCESS;
 }
 
+nvmlReturn_t get_known(nvmlDevice_t device, size_t offset, unsigned *out)
+{
+	nvmlReturn_t err = get_u32(device, offset, out);
+	return err == NVML_SUCCESS && *out == 0 ? NVML_ERROR_NOT_SUPPORTED : err;
+}
+
 nvmlReturn_t put_string(const char *text, char *out, unsigned length)
 {
 	if (!out || length == 0)

@@ -5,8 +5,8 @@
 
 /*
  * The number that clients pass to nvmlGpuInstanceProfileInfo_t.id's users is not
- * the constant that they asked with; these are the ones of A100, H100 and B200
- * (nvidia-smi mig -lgip shows them).
+ * the constant that they asked with; these are the ones of A100, H100, B200 and RTX PRO 6000
+ * (nvidia-smi mig -lgip shows them; the last one's slices count in quarters).
  */
 unsigned profile_id(unsigned profile)
 {
@@ -18,10 +18,17 @@ unsigned profile_id(unsigned profile)
 		[NVML_GPU_INSTANCE_PROFILE_1_SLICE_REV2] = 15,
 		[NVML_GPU_INSTANCE_PROFILE_1_SLICE] = 19,
 		[NVML_GPU_INSTANCE_PROFILE_1_SLICE_REV1] = 20,
+		[NVML_GPU_INSTANCE_PROFILE_4_SLICE_GFX] = 32,
+		[NVML_GPU_INSTANCE_PROFILE_2_SLICE_GFX] = 35,
+		[NVML_GPU_INSTANCE_PROFILE_1_SLICE_GFX] = 47,
+		[NVML_GPU_INSTANCE_PROFILE_2_SLICE_ALL_ME] = 64,
+		[NVML_GPU_INSTANCE_PROFILE_1_SLICE_ALL_ME] = 65,
+		[NVML_GPU_INSTANCE_PROFILE_2_SLICE_NO_ME] = 66,
+		[NVML_GPU_INSTANCE_PROFILE_1_SLICE_NO_ME] = 67,
 	};
 	if (profile < sizeof id && (id[profile] || profile == NVML_GPU_INSTANCE_PROFILE_7_SLICE))
 		return id[profile];
-	return 64 + profile; /* none of these GPUs has them: only unlike the others */
+	return 128 + profile; /* none of these GPUs has them: only unlike the others */
 }
 
 static unsigned profile_count(const struct gpusim_gpu *gpu)
@@ -196,10 +203,46 @@ API nvmlReturn_t nvmlDeviceGetGpuInstancePossiblePlacements(nvmlDevice_t device,
 	return out ? placements(device, id, out, count) : NVML_ERROR_INVALID_ARGUMENT;
 }
 
+static unsigned least(unsigned a, unsigned b)
+{
+	return a < b ? a : b;
+}
+
+enum { ENGINE_KINDS = 4 };
+
+/* media_engines answers how many engines of a kind each instance of a profile has. */
+static unsigned media_engines(const struct gpusim_gi_profile *profile, unsigned kind)
+{
+	const uint32_t engines[ENGINE_KINDS] = {profile->decoders, profile->encoders, profile->jpegs, profile->ofas};
+	return engines[kind];
+}
+
+/*
+ * fit_by_engines answers how many instances more of a profile the GPU's media engines allow. It has of
+ * each kind what all instances of the profile with most of them have together.
+ */
+static unsigned fit_by_engines(const struct gpusim_gpu *gpu, const struct gpusim_gi_profile *profile)
+{
+	unsigned fit = GPUSIM_GIS;
+	for (unsigned kind = 0; kind < ENGINE_KINDS; kind++) {
+		unsigned each = media_engines(profile, kind), total = 0, taken = 0;
+		for (unsigned i = 0; i < profile_count(gpu); i++) {
+			unsigned all = media_engines(&gpu->gi_profile[i], kind) * gpu->gi_profile[i].instances;
+			total = total > all ? total : all;
+		}
+		for (unsigned i = 0; i < GPUSIM_GIS; i++)
+			if (gpu->gi[i].used && gpu->gi[i].profile < profile_count(gpu))
+				taken += media_engines(&gpu->gi_profile[gpu->gi[i].profile], kind);
+		if (each)
+			fit = least(fit, (total > taken ? total - taken : 0) / each);
+	}
+	return fit;
+}
+
 /*
  * instance_places lists the placements of a profile that are free, and answers how
  * many instances more of it fit: limited by memory slices (placements), compute
- * slices, and how many the profile allows.
+ * slices, media engines, and how many the profile allows.
  */
 unsigned instance_places(const struct gpusim_gpu *gpu, int index, unsigned free_start[GPUSIM_PLACEMENTS])
 {
@@ -229,8 +272,7 @@ unsigned instance_places(const struct gpusim_gpu *gpu, int index, unsigned free_
 	unsigned slices = gpu->mig_slices > taken_slices ? gpu->mig_slices - taken_slices : 0;
 	unsigned by_slices = profile->slices ? slices / profile->slices : 0;
 	unsigned by_limit = profile->instances > same ? profile->instances - same : 0;
-	fit = fit < by_slices ? fit : by_slices;
-	return fit < by_limit ? fit : by_limit;
+	return least(least(fit, by_slices), least(by_limit, fit_by_engines(gpu, profile)));
 }
 
 API nvmlReturn_t nvmlDeviceGetGpuInstanceRemainingCapacity(nvmlDevice_t device, unsigned int id, unsigned int *count)

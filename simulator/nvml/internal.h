@@ -82,6 +82,8 @@ nvmlReturn_t gpu_usable(const struct gpusim_file *file, unsigned gpu);
  * does not fit answers INSUFFICIENT_SIZE, as the real ones do.
  */
 nvmlReturn_t get_u32(nvmlDevice_t device, size_t offset, void *out);
+/* get_known answers NOT_SUPPORTED for a 0: the GPU does not have such a number. */
+nvmlReturn_t get_known(nvmlDevice_t device, size_t offset, unsigned *out);
 nvmlReturn_t get_string(nvmlDevice_t device, size_t offset, size_t size, char *out, unsigned length);
 nvmlReturn_t put_string(const char *text, char *out, unsigned length);
 
@@ -90,6 +92,11 @@ nvmlReturn_t put_string(const char *text, char *out, unsigned length);
 	{ \
 		_Static_assert(sizeof(type) == sizeof(uint32_t), "32-bit field"); \
 		return get_u32(device, offsetof(struct gpusim_gpu, field), out); \
+	}
+#define GET_KNOWN(function, field) \
+	API nvmlReturn_t function(nvmlDevice_t device, unsigned int *out) \
+	{ \
+		return get_known(device, offsetof(struct gpusim_gpu, field), out); \
 	}
 #define GET_STRING(function, field) \
 	API nvmlReturn_t function(nvmlDevice_t device, char *out, unsigned int length) \

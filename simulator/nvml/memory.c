@@ -13,6 +13,10 @@ static nvmlReturn_t memory_of(nvmlDevice_t device, struct memory *out)
 	if (err != NVML_SUCCESS)
 		return err;
 	uint64_t load, total;
+	uint32_t unified;
+	FIELD(target.file, target.gpu, unified, &unified);
+	if (unified)
+		return NVML_ERROR_NOT_SUPPORTED;
 	FIELD(target.file, target.gpu, load_memory, &load);
 	FIELD(target.file, target.gpu, memory_total, &total);
 	if (!target.mig) {
@@ -70,6 +74,7 @@ API nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t
 	return NVML_SUCCESS;
 }
 
+/* A GPU whose memory the CPU addresses by itself has no window. */
 API nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *out)
 {
 	struct target target;
@@ -81,6 +86,8 @@ API nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory
 	uint64_t total, used;
 	FIELD(target.file, target.gpu, bar1_total, &total);
 	FIELD(target.file, target.gpu, bar1_used, &used);
+	if (!total)
+		return NVML_ERROR_NOT_SUPPORTED;
 	out->bar1Total = total;
 	out->bar1Used = used;
 	out->bar1Free = left(total, used);

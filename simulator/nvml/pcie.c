@@ -3,15 +3,15 @@
 
 #include <stdio.h>
 
-GET_U32(nvmlDeviceGetMaxPcieLinkGeneration, unsigned int, pcie_gen_max)
-GET_U32(nvmlDeviceGetGpuMaxPcieLinkGeneration, unsigned int, pcie_gen_max)
-GET_U32(nvmlDeviceGetMaxPcieLinkWidth, unsigned int, pcie_width_max)
+GET_KNOWN(nvmlDeviceGetMaxPcieLinkGeneration, pcie_gen_max)
+GET_KNOWN(nvmlDeviceGetGpuMaxPcieLinkGeneration, pcie_gen_max)
+GET_KNOWN(nvmlDeviceGetMaxPcieLinkWidth, pcie_width_max)
 
 /* what a link does now, which may be less than it was (gpusim degrade) */
 static nvmlReturn_t link_now(nvmlDevice_t device, size_t field, size_t limit, unsigned *value)
 {
 	unsigned most;
-	nvmlReturn_t err = get_u32(device, field, value);
+	nvmlReturn_t err = get_known(device, field, value);
 	if (err == NVML_SUCCESS)
 		err = get_u32(device, limit, &most);
 	if (err == NVML_SUCCESS && most && most < *value)
@@ -132,14 +132,10 @@ API nvmlReturn_t nvmlDeviceGetPcieLinkMaxSpeed(nvmlDevice_t device, unsigned int
 /* A simulated bus carries nothing and never has to repeat it. */
 static nvmlReturn_t zero(nvmlDevice_t device, unsigned *value)
 {
-	struct target target;
-	nvmlReturn_t err = gpu_target(device, &target);
-	if (err != NVML_SUCCESS)
-		return err;
-	if (!value)
-		return NVML_ERROR_INVALID_ARGUMENT;
-	*value = 0;
-	return NVML_SUCCESS;
+	nvmlReturn_t err = nvmlDeviceGetMaxPcieLinkWidth(device, value);
+	if (err == NVML_SUCCESS)
+		*value = 0;
+	return err;
 }
 
 API nvmlReturn_t nvmlDeviceGetPcieReplayCounter(nvmlDevice_t device, unsigned int *value)

@@ -45,17 +45,21 @@ static uint32_t full_load(nvmlDevice_t device, size_t wanted, size_t otherwise)
 	return value;
 }
 
+/* A GPU that uses no power has no meter. */
 API nvmlReturn_t nvmlDeviceGetPowerUsage(nvmlDevice_t device, unsigned int *milliwatts)
 {
+	nvmlReturn_t err = get_known(device, offsetof(struct gpusim_gpu, power_mw), milliwatts);
+	if (err != NVML_SUCCESS)
+		return err;
 	return loaded(device, offsetof(struct gpusim_gpu, power_mw),
 		      full_load(device, offsetof(struct gpusim_gpu, load_power_mw),
 				offsetof(struct gpusim_gpu, power_limit_mw)),
 		      milliwatts);
 }
 
-GET_U32(nvmlDeviceGetPowerManagementLimit, unsigned int, power_limit_mw)
-GET_U32(nvmlDeviceGetEnforcedPowerLimit, unsigned int, power_limit_mw)
-GET_U32(nvmlDeviceGetPowerManagementDefaultLimit, unsigned int, power_default_mw)
+GET_KNOWN(nvmlDeviceGetPowerManagementLimit, power_limit_mw)
+GET_KNOWN(nvmlDeviceGetEnforcedPowerLimit, power_limit_mw)
+GET_KNOWN(nvmlDeviceGetPowerManagementDefaultLimit, power_default_mw)
 
 /* A busy GPU is in P0. */
 API nvmlReturn_t nvmlDeviceGetPerformanceState(nvmlDevice_t device, nvmlPstates_t *pstate)
@@ -73,13 +77,13 @@ API nvmlReturn_t nvmlDeviceGetPowerState(nvmlDevice_t device, nvmlPstates_t *pst
 	return nvmlDeviceGetPerformanceState(device, pstate);
 }
 
-/* two reads two fields of one GPU for the calls that answer with two numbers. */
+/* two reads two numbers that a GPU may lack, for the calls that answer with two. */
 static nvmlReturn_t two(nvmlDevice_t device, size_t a, unsigned *first, size_t b, unsigned *second)
 {
 	if (state() && (!first || !second))
 		return NVML_ERROR_INVALID_ARGUMENT;
-	nvmlReturn_t err = get_u32(device, a, first);
-	return err != NVML_SUCCESS ? err : get_u32(device, b, second);
+	nvmlReturn_t err = get_known(device, a, first);
+	return err != NVML_SUCCESS ? err : get_known(device, b, second);
 }
 
 API nvmlReturn_t nvmlDeviceGetPowerManagementLimitConstraints(nvmlDevice_t device, unsigned int *least,
@@ -91,8 +95,8 @@ API nvmlReturn_t nvmlDeviceGetPowerManagementLimitConstraints(nvmlDevice_t devic
 
 API nvmlReturn_t nvmlDeviceGetPowerManagementMode(nvmlDevice_t device, nvmlEnableState_t *mode)
 {
-	struct target target;
-	nvmlReturn_t err = gpu_target(device, &target);
+	unsigned limit;
+	nvmlReturn_t err = nvmlDeviceGetPowerManagementLimit(device, &limit);
 	if (err != NVML_SUCCESS)
 		return err;
 	if (!mode)
@@ -101,12 +105,12 @@ API nvmlReturn_t nvmlDeviceGetPowerManagementMode(nvmlDevice_t device, nvmlEnabl
 	return NVML_SUCCESS;
 }
 
-/* clock reads one of the four clocks, current or highest. */
+/* clock reads one of the four clocks, current or highest; vGPUs know no highest, and GB10 no clock of its memory. */
 static nvmlReturn_t clock_of(nvmlDevice_t device, nvmlClockType_t type, size_t field, unsigned *mhz)
 {
 	if ((unsigned)type >= NVML_CLOCK_COUNT)
 		return state() ? NVML_ERROR_INVALID_ARGUMENT : NVML_ERROR_UNINITIALIZED;
-	return get_u32(device, field + (unsigned)type * sizeof(uint32_t), mhz);
+	return get_known(device, field + (unsigned)type * sizeof(uint32_t), mhz);
 }
 
 #define CLOCK_NOW offsetof(struct gpusim_gpu, clock)
@@ -121,7 +125,9 @@ API nvmlReturn_t nvmlDeviceGetClockInfo(nvmlDevice_t device, nvmlClockType_t typ
 	if (err != NVML_SUCCESS)
 		return err;
 	FIELD(target.file, target.gpu, throttle, &throttle);
-	return clock_of(device, type, gpu_load(target.file, target.gpu) && !throttle ? CLOCK_MAX : CLOCK_NOW, mhz);
+	if (gpu_load(target.file, target.gpu) && !throttle && clock_of(device, type, CLOCK_MAX, mhz) == NVML_SUCCESS)
+		return NVML_SUCCESS;
+	return clock_of(device, type, CLOCK_NOW, mhz);
 }
 
 API nvmlReturn_t nvmlDeviceGetMaxClockInfo(nvmlDevice_t device, nvmlClockType_t type, unsigned int *mhz)
@@ -156,13 +162,16 @@ API nvmlReturn_t nvmlDeviceGetClock(nvmlDevice_t device, nvmlClockType_t type, n
 API nvmlReturn_t nvmlDeviceGetCurrentClocksEventReasons(nvmlDevice_t device, unsigned long long *reasons)
 {
 	struct target target;
-	uint32_t busy;
+	uint32_t busy, virtualization;
 	uint64_t throttle;
 	nvmlReturn_t err = gpu_target(device, &target);
 	if (err != NVML_SUCCESS)
 		return err;
 	if (!reasons)
 		return NVML_ERROR_INVALID_ARGUMENT;
+	FIELD(target.file, target.gpu, virtualization, &virtualization);
+	if (virtualization == NVML_GPU_VIRTUALIZATION_MODE_VGPU)
+		return NVML_ERROR_NOT_SUPPORTED; /* they are the whole GPU's */
 	FIELD(target.file, target.gpu, util_gpu, &busy);
 	FIELD(target.file, target.gpu, throttle, &throttle);
 	*reasons = throttle;
@@ -195,7 +204,8 @@ static nvmlReturn_t temperature(nvmlDevice_t device, unsigned *celsius)
 	uint32_t slowdown = full_load(device, offsetof(struct gpusim_gpu, temp_slowdown), offsetof(struct gpusim_gpu, temp_max));
 	if (full == slowdown && full > 5)
 		full -= 5;
-	return loaded(device, offsetof(struct gpusim_gpu, temperature), full, celsius);
+	nvmlReturn_t err = get_known(device, offsetof(struct gpusim_gpu, temperature), celsius);
+	return err != NVML_SUCCESS ? err : loaded(device, offsetof(struct gpusim_gpu, temperature), full, celsius);
 }
 
 API nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, nvmlTemperatureSensors_t sensor, unsigned int *celsius)

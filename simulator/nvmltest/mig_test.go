@@ -14,7 +14,7 @@ import (
 )
 
 func eachMIGProfile(t *testing.T, body func(*testing.T, machine, nvml.Interface)) {
-	for _, name := range []string{"a100-80gb", "h100-sxm", "h200-sxm", "b200"} {
+	for _, name := range []string{"a100-80gb", "h100-sxm", "h200-sxm", "b200", "rtx-pro-6000"} {
 		t.Run(name, func(t *testing.T) { alone(t, name, nil, body) })
 	}
 }
@@ -99,13 +99,31 @@ func fillComputeInstances(t *testing.T, gi nvml.GpuInstance, gpu nvml.GpuInstanc
 	require.NotZero(t, seen)
 }
 
+// An instance that has all media engines leaves room for those without any.
+func TestGPUInstancesShareTheMediaEngines(t *testing.T) {
+	alone(t, "rtx-pro-6000", nil, func(t *testing.T, _ machine, lib nvml.Interface) {
+		initialised(t, lib)
+		d := handle(t, lib, 0)
+		enableMIG(t, d)
+		all := must[nvml.GpuInstanceProfileInfo](t)(d.GetGpuInstanceProfileInfo(nvml.GPU_INSTANCE_PROFILE_1_SLICE_ALL_ME))
+		some := must[nvml.GpuInstanceProfileInfo](t)(d.GetGpuInstanceProfileInfo(nvml.GPU_INSTANCE_PROFILE_1_SLICE))
+		none := must[nvml.GpuInstanceProfileInfo](t)(d.GetGpuInstanceProfileInfo(nvml.GPU_INSTANCE_PROFILE_1_SLICE_NO_ME))
+		must[nvml.GpuInstance](t)(d.CreateGpuInstance(&all))
+		require.Zero(t, must[int](t)(d.GetGpuInstanceRemainingCapacity(&some)))
+		_, ret := d.CreateGpuInstance(&some)
+		require.Equal(t, nvml.ERROR_INSUFFICIENT_RESOURCES, ret)
+		require.Equal(t, 3, must[int](t)(d.GetGpuInstanceRemainingCapacity(&none)))
+		must[nvml.GpuInstance](t)(d.CreateGpuInstance(&none))
+	})
+}
+
 func TestGoNvlibVisitsMIGDevices(t *testing.T) {
 	eachMIGProfile(t, func(t *testing.T, m machine, lib nvml.Interface) {
 		initialised(t, lib)
 		d := handle(t, lib, 0)
 		require.Zero(t, must[int](t)(d.GetMaxMigDeviceCount()))
 		enableMIG(t, d)
-		require.Equal(t, 7, must[int](t)(d.GetMaxMigDeviceCount()))
+		require.EqualValues(t, described(t, m).Gpu[0].MigSlices, must[int](t)(d.GetMaxMigDeviceCount()))
 		partition(t, d, nvml.GPU_INSTANCE_PROFILE_2_SLICE, nvml.COMPUTE_INSTANCE_PROFILE_2_SLICE)
 		partition(t, d, nvml.GPU_INSTANCE_PROFILE_1_SLICE, nvml.COMPUTE_INSTANCE_PROFILE_1_SLICE)
 		partition(t, d, nvml.GPU_INSTANCE_PROFILE_1_SLICE, nvml.COMPUTE_INSTANCE_PROFILE_1_SLICE)

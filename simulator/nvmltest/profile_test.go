@@ -70,30 +70,66 @@ func matches(t *testing.T, lib nvml.Interface, d nvml.Device, index int, want *s
 	require.Equal(t, "0000"+strings.ToUpper(address), state.Text(bus))
 	require.Equal(t, want.Pci.DeviceId, pci.PciDeviceId)
 
-	for name, found := range map[string]func() (nvml.Device, nvml.Return){
+	by := map[string]func() (nvml.Device, nvml.Return){
 		"UUID":       func() (nvml.Device, nvml.Return) { return lib.DeviceGetHandleByUUID(state.Text(want.Uuid[:])) },
 		"PCI":        func() (nvml.Device, nvml.Return) { return lib.DeviceGetHandleByPciBusId(address) },
-		"short PCI":  func() (nvml.Device, nvml.Return) { return lib.DeviceGetHandleByPciBusId(address[5:]) },
-		"serial":     func() (nvml.Device, nvml.Return) { return lib.DeviceGetHandleBySerial(state.Text(want.Serial[:])) },
 		"same index": func() (nvml.Device, nvml.Return) { return lib.DeviceGetHandleByIndex(index) },
-	} {
+	}
+	if want.Pci.Domain == 0 {
+		by["short PCI"] = func() (nvml.Device, nvml.Return) { return lib.DeviceGetHandleByPciBusId(address[5:]) }
+	}
+	serial := state.Text(want.Serial[:])
+	if own, ret := d.GetSerial(); serial == "" {
+		require.Equal(t, nvml.ERROR_NOT_SUPPORTED, ret)
+	} else {
+		require.Equal(t, serial, own)
+		first := must[nvml.Device](t)(lib.DeviceGetHandleBySerial(serial)) // of two GPUs of a board, which have one
+		require.Equal(t, serial, text(first.GetSerial()))
+	}
+	for name, found := range by {
 		require.Equal(t, d, must[nvml.Device](t)(found()), name)
 	}
 	matchesMeasurements(t, d, want)
 }
 
+// requireKnown checks a number that a GPU may lack: it is 0 then.
+func requireKnown[T int | uint32](t *testing.T, want uint32) func(T, nvml.Return) {
+	return func(got T, ret nvml.Return) {
+		t.Helper()
+		if want == 0 {
+			require.Equal(t, nvml.ERROR_NOT_SUPPORTED, ret)
+			return
+		}
+		require.Equal(t, nvml.SUCCESS, ret)
+		require.EqualValues(t, want, got)
+	}
+}
+
+func memoryMatches(t *testing.T, d nvml.Device, want *state.GPU) {
+	v1, ret := d.GetMemoryInfo()
+	v2, ret2 := d.GetMemoryInfo_v2()
+	if want.Unified != 0 {
+		require.Equal(t, []nvml.Return{nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_NOT_SUPPORTED}, []nvml.Return{ret, ret2})
+	} else {
+		require.Equal(t, want.MemoryTotal, v1.Total)
+		require.Equal(t, v1.Total, v1.Used+v1.Free)
+		require.Equal(t, want.MemoryReserved, v2.Reserved)
+		require.Equal(t, v2.Total, v2.Used+v2.Free+v2.Reserved)
+	}
+	bar1, ret := d.GetBAR1MemoryInfo()
+	require.Equal(t, want.Bar1Total, bar1.Bar1Total)
+	require.Equal(t, want.Bar1Total == 0, ret == nvml.ERROR_NOT_SUPPORTED)
+}
+
 func matchesMeasurements(t *testing.T, d nvml.Device, want *state.GPU) {
-	v1, v2 := must[nvml.Memory](t)(d.GetMemoryInfo()), must[nvml.Memory_v2](t)(d.GetMemoryInfo_v2())
-	require.Equal(t, want.MemoryTotal, v1.Total)
-	require.Equal(t, v1.Total, v1.Used+v1.Free)
-	require.Equal(t, want.MemoryReserved, v2.Reserved)
-	require.Equal(t, v2.Total, v2.Used+v2.Free+v2.Reserved)
-	require.Equal(t, want.Bar1Total, must[nvml.BAR1Memory](t)(d.GetBAR1MemoryInfo()).Bar1Total)
-	require.Equal(t, want.PowerMw, must[uint32](t)(d.GetPowerUsage()))
-	require.Equal(t, want.Temperature, must[uint32](t)(d.GetTemperature(nvml.TEMPERATURE_GPU)))
+	memoryMatches(t, d, want)
+	requireKnown[uint32](t, want.PowerMw)(d.GetPowerUsage())
+	requireKnown[uint32](t, want.PowerLimitMw)(d.GetPowerManagementLimit())
+	requireKnown[uint32](t, want.PowerDefaultMw)(d.GetPowerManagementDefaultLimit())
+	requireKnown[uint32](t, want.Temperature)(d.GetTemperature(nvml.TEMPERATURE_GPU))
 	for clock := range nvml.CLOCK_COUNT {
-		require.Equal(t, want.Clock[clock], must[uint32](t)(d.GetClockInfo(clock)))
-		require.Equal(t, want.ClockMax[clock], must[uint32](t)(d.GetMaxClockInfo(clock)))
+		requireKnown[uint32](t, want.Clock[clock])(d.GetClockInfo(clock))
+		requireKnown[uint32](t, want.ClockMax[clock])(d.GetMaxClockInfo(clock))
 	}
 	fan, ret := d.GetFanSpeed()
 	if want.Fan == state.None {
@@ -102,13 +138,18 @@ func matchesMeasurements(t *testing.T, d nvml.Device, want *state.GPU) {
 		require.Equal(t, want.Fan, fan)
 	}
 	require.EqualValues(t, want.UtilGpu, must[nvml.Utilization](t)(d.GetUtilizationRates()).Gpu)
-	require.EqualValues(t, want.PcieGenMax, must[int](t)(d.GetMaxPcieLinkGeneration()))
-	require.EqualValues(t, want.PcieWidth, must[int](t)(d.GetCurrPcieLinkWidth()))
+	requireKnown[int](t, want.PcieGenMax)(d.GetMaxPcieLinkGeneration())
+	requireKnown[int](t, want.PcieWidth)(d.GetCurrPcieLinkWidth())
+	requireKnown[int](t, want.PcieWidthMax)(d.GetMaxPcieLinkWidth())
 	require.EqualValues(t, want.Cores, must[int](t)(d.GetNumGpuCores()))
+	require.EqualValues(t, want.Virtualization, must[nvml.GpuVirtualizationMode](t)(d.GetVirtualizationMode()))
 	current, _, ret := d.GetEccMode()
-	require.Equal(t, nvml.SUCCESS, ret)
-	require.EqualValues(t, want.EccCurrent, current)
-	require.Zero(t, must[uint64](t)(d.GetTotalEccErrors(nvml.MEMORY_ERROR_TYPE_UNCORRECTED, nvml.VOLATILE_ECC)))
+	if want.EccSupported == 0 {
+		require.Equal(t, nvml.ERROR_NOT_SUPPORTED, ret)
+	} else {
+		require.EqualValues(t, want.EccCurrent, current)
+		require.Zero(t, must[uint64](t)(d.GetTotalEccErrors(nvml.MEMORY_ERROR_TYPE_UNCORRECTED, nvml.VOLATILE_ECC)))
+	}
 	_, _, _, _, ret = d.GetRemappedRows()
 	if want.RemapSupported == 0 {
 		require.Equal(t, nvml.ERROR_NOT_SUPPORTED, ret)
@@ -125,10 +166,18 @@ func matchesMeasurements(t *testing.T, d nvml.Device, want *state.GPU) {
 	} else {
 		require.Equal(t, []uint{1 << want.NumaNode}, set)
 	}
-	field := []nvml.FieldValue{{FieldId: nvml.FI_DEV_GET_GPU_RECOVERY_ACTION}, {FieldId: nvml.FI_DEV_NVLINK_LINK_COUNT}}
+	field := []nvml.FieldValue{{FieldId: nvml.FI_DEV_NVLINK_LINK_COUNT}, {FieldId: nvml.FI_DEV_GET_GPU_RECOVERY_ACTION},
+		{FieldId: nvml.FI_DEV_C2C_LINK_COUNT}, {FieldId: nvml.FI_DEV_C2C_LINK_GET_STATUS, ScopeId: 9}}
 	require.Equal(t, nvml.SUCCESS, d.GetFieldValues(field))
-	require.EqualValues(t, nvml.SUCCESS, field[0].NvmlReturn)
-	require.EqualValues(t, want.Nlinks, field[1].Value[0])
+	require.EqualValues(t, want.Nlinks, field[0].Value[0])
+	virtual := want.Virtualization == uint32(nvml.GPU_VIRTUALIZATION_MODE_VGPU)
+	require.Equal(t, virtual, nvml.Return(field[1].NvmlReturn) == nvml.ERROR_NOT_SUPPORTED)
+	require.EqualValues(t, want.C2cLinks, field[2].Value[0])
+	require.Equal(t, want.C2cLinks == 10, field[3].Value[0] == 1)
+	_, ret = d.GetSupportedEventTypes()
+	require.Equal(t, virtual, ret == nvml.ERROR_NOT_SUPPORTED)
+	_, ret = d.GetCurrentClocksEventReasons()
+	require.Equal(t, virtual, ret == nvml.ERROR_NOT_SUPPORTED)
 }
 
 func TestGoNvlibReadsEveryProfile(t *testing.T) {
@@ -156,7 +205,7 @@ func TestGoNvlibReadsEveryProfile(t *testing.T) {
 			require.Equal(t, g.Pci.Address(), address)
 			coherent, err := gpu.IsCoherent()
 			require.NoError(t, err)
-			require.False(t, coherent)
+			require.Equal(t, g.Addressing == uint32(nvml.DEVICE_ADDRESSING_MODE_ATS), coherent)
 			attached, err := gpu.IsFabricAttached()
 			require.NoError(t, err)
 			// A fabric of one machine has no cluster UUID, and go-nvlib then says no.

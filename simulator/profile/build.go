@@ -93,7 +93,7 @@ func (p *Profile) gpu(g *state.GPU, index, position int, seed string) error {
 		uuid = makeUUID("GPU-", seed, p.Name, place.PCI, strconv.Itoa(position))
 	}
 	serial := place.Serial
-	if serial == "" || seed != "" {
+	if (serial == "" || seed != "") && model.Virtual != virtualGPU { // its board's is the host's
 		serial = makeSerial(uuid)
 	}
 	pci, err := parsePCI(place.PCI)
@@ -150,6 +150,11 @@ func (m *Model) apply(g *state.GPU) error {
 	if m.PCIe.GenIdle != 0 {
 		g.PcieGen = m.PCIe.GenIdle
 	}
+	if m.PCIe.WidthMax != 0 {
+		g.PcieWidthMax = m.PCIe.WidthMax
+	}
+	g.C2cLinks, g.Virtualization, g.Addressing = m.C2CLinks, virtualizations[m.Virtual], addressings[m.Addressing]
+	g.Unified = asFlag(m.Memory.Unified)
 	g.Persistence = asFlag(m.Persistence)
 
 	g.MemoryTotal, g.MemoryReserved = uint64(m.Memory.Total), uint64(m.Memory.Reserved)

@@ -19,7 +19,7 @@ type Instance struct {
 // maxLayout bounds the text of a layout; the longest that fits a GPU is shorter.
 const maxLayout = 1024
 
-var itemForm = regexp.MustCompile(`^([0-9]g\.[0-9]{1,4}gb(?:\+[a-z.]{1,8})?)(?:@([0-9]))?(?::([0-9]c(?:\+[0-9]c)*))?$`)
+var itemForm = regexp.MustCompile(`^([0-9]g\.[0-9]{1,4}gb(?:[+-][a-z.]{1,8})?)(?:@([0-9]))?(?::([0-9]c(?:\+[0-9]c)*))?$`)
 
 // ParseLayout reads a MIG layout: instances separated by commas, each
 // PROFILE[@START][:CI+CI…], as in "3g.40gb:1c+2c,1g.10gb@6".

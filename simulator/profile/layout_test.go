@@ -34,6 +34,8 @@ func TestPossibleLayoutsArePlacedAsTheDriverWould(t *testing.T) {
 		{"a100-80gb", "1g.20gb,1g.20gb,1g.20gb,1g.20gb", "1g.20gb@0,1g.20gb@2,1g.20gb@4,1g.20gb@6"},
 		{"h200-sxm", "1g.18gb+me,1g.18gb@6", "1g.18gb+me@0,1g.18gb@6"},
 		{"b200", "3g.90gb:1c+2c", "3g.90gb@0:1c+2c"},
+		{"rtx-pro-6000", "1g.24gb+me.all,1g.24gb-me,2g.48gb-me", "2g.48gb-me@6,1g.24gb+me.all@0,1g.24gb-me@3"},
+		{"rtx-pro-6000", "2g.48gb+gfx,1g.24gb+gfx,1g.24gb", "2g.48gb+gfx@0,1g.24gb+gfx@6,1g.24gb@9"},
 	} {
 		t.Run(c.profile+" "+c.layout, func(t *testing.T) {
 			g := gpu(t, c.profile)
@@ -55,6 +57,9 @@ func TestImpossibleLayoutsAreRefusedWithTheReasonAndChangeNothing(t *testing.T) 
 		{"h100-sxm", "3g.40gb@4,1g.10gb@5", "does not fit"},
 		{"h100-sxm", "3g.40gb:2c+2c", "3g.40gb:2c+2c: 3g.40gb has 3 compute slices"},
 		{"h100-sxm", "7g.80gb:5c", "7g.80gb has 7 compute slices"},
+		{"rtx-pro-6000", "1g.24gb@3,1g.24gb@6,2g.48gb", "does not fit into 12 memory slices"},
+		{"rtx-pro-6000", "1g.24gb+me.all,2g.48gb", "needs 6 decoders; the GPU has 4"},
+		{"vgpu", "1g.6gb", "SIMULATED NVIDIA RTXA6000-24Q has no profile 1g.6gb"},
 		{"t4", "1g.10gb", "SIMULATED Tesla T4 cannot do MIG"},
 	} {
 		t.Run(c.profile+" "+c.layout, func(t *testing.T) {
@@ -97,7 +102,7 @@ func TestParseLayoutRefusesInvalidLayouts(t *testing.T) {
 // TestAnySequenceOfLayoutsKeepsInstancesApart sets random layouts one after the
 // other, possible or not, and looks at what is there after each.
 func TestAnySequenceOfLayoutsKeepsInstancesApart(t *testing.T) {
-	models := []*state.GPU{gpu(t, "a100-80gb"), gpu(t, "h100-sxm"), gpu(t, "h200-sxm"), gpu(t, "b200")}
+	models := []*state.GPU{gpu(t, "a100-80gb"), gpu(t, "h100-sxm"), gpu(t, "h200-sxm"), gpu(t, "b200"), gpu(t, "rtx-pro-6000")}
 	rapid.Check(t, func(t *rapid.T) {
 		g := new(state.GPU)
 		*g = *rapid.SampledFrom(models).Draw(t, "model")

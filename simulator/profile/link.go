@@ -1,9 +1,12 @@
 package profile
 
 import (
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
+	"strings"
 
 	"github.com/gpuready/gpuready/simulator/state"
 )
@@ -27,18 +30,24 @@ const fabricCompleted = 3
 
 func (p *Profile) checkNVLink() error {
 	for i, f := range p.NVLink {
-		if err := f.check(); err != nil {
+		if err := f.check(len(p.GPUs)); err != nil {
 			return fmt.Errorf("nvlink[%d].%w", i, err)
 		}
 	}
 	return nil
 }
 
-func (f *Fabric) check() error {
+func (f *Fabric) check(gpus int) error {
+	if _, err := parseCluster(f.Cluster); err != nil {
+		return fmt.Errorf("cluster: %w", err)
+	}
 	switch f.Kind {
 	case "none":
 		return nil
 	case "mesh":
+		if f.Pairs != nil {
+			return f.checkPairs(gpus)
+		}
 		if f.GPUs < 2 || f.GPUs > state.MaxGPUs || f.PerPair < 1 || f.PerPair > state.MaxLinks/(f.GPUs-1) {
 			return fmt.Errorf("perPair: %d links between each two of %d GPUs; a GPU has at most %d", f.PerPair, f.GPUs, state.MaxLinks)
 		}
@@ -60,6 +69,43 @@ func (f *Fabric) check() error {
 	return fmt.Errorf("kind: %q is not one of none, mesh, switch", f.Kind)
 }
 
+// checkPairs checks that each two GPUs of the machine agree on the number of links between them.
+func (f *Fabric) checkPairs(gpus int) error {
+	if f.PerPair != 0 || len(f.Pairs) != gpus {
+		return fmt.Errorf("pairs: %d rows for %d GPUs, and perPair is %d; only one of both can be", len(f.Pairs), gpus, f.PerPair)
+	}
+	for i, row := range f.Pairs {
+		if len(row) != gpus {
+			return fmt.Errorf("pairs[%d]: %d columns for %d GPUs", i, len(row), gpus)
+		}
+		sum := 0
+		for j, n := range row {
+			if n < 0 || n > state.MaxLinks || i == j && n != 0 || j < i && n != f.Pairs[j][i] {
+				return fmt.Errorf("pairs[%d][%d]: %d links; the other way there must be as many, and to itself none", i, j, n)
+			}
+			sum += n
+		}
+		if sum > state.MaxLinks {
+			return fmt.Errorf("pairs[%d]: %d links; a GPU has at most %d", i, sum, state.MaxLinks)
+		}
+	}
+	return nil
+}
+
+var clusterForm = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
+
+// parseCluster reads the UUID of a fabric's cluster; "" is that of a fabric of one machine.
+func parseCluster(text string) (id [16]byte, err error) {
+	if text == "" {
+		return id, nil
+	}
+	if !clusterForm.MatchString(text) {
+		return id, fmt.Errorf("%q does not have the form 8-4-4-4-12", text)
+	}
+	_, err = hex.Decode(id[:], []byte(strings.ReplaceAll(text, "-", "")))
+	return id, err
+}
+
 // switchesOf returns the switches that g's links lead to.
 func (f *Fabric) switchesOf(g GPU) []string {
 	for _, b := range f.Boards {
@@ -72,13 +118,13 @@ func (f *Fabric) switchesOf(g GPU) []string {
 
 // links creates the NVLinks between the chosen GPUs.
 func (p *Profile) links(s *state.State, chosen []int) error {
-	recorded := slices.ContainsFunc(p.GPUs, func(g GPU) bool { return len(g.Links) > 0 })
-	if recorded {
-		return p.recordedLinks(s, chosen)
-	}
 	fabric := Fabric{Kind: "none"}
 	if i := slices.IndexFunc(p.NVLink, func(f Fabric) bool { return len(chosen) <= f.GPUs }); i >= 0 {
 		fabric = p.NVLink[i]
+	}
+	recorded := slices.ContainsFunc(p.GPUs, func(g GPU) bool { return len(g.Links) > 0 })
+	if recorded {
+		return p.recordedLinks(s, chosen, fabric)
 	}
 	for index, position := range chosen {
 		g, model := &s.Gpu[index], p.Models[p.GPUs[position].Model]
@@ -88,13 +134,13 @@ func (p *Profile) links(s *state.State, chosen []int) error {
 		}
 		switch fabric.Kind {
 		case "mesh":
-			mesh(g, index, len(chosen), fabric.PerPair)
+			fabric.mesh(g, index, chosen)
 		case "switch":
 			if err := behindSwitches(g, fabric.switchesOf(p.GPUs[position]), fabric.SwitchID); err != nil {
 				return err
 			}
-			if model.NVLink.Fabric {
-				g.FabricSupported, g.FabricState = 1, fabricCompleted
+			if err := fabric.register(g, model); err != nil {
+				return err
 			}
 		}
 	}
@@ -109,31 +155,60 @@ func (p *Profile) links(s *state.State, chosen []int) error {
 	return nil
 }
 
-// mesh joins the GPU with each other one by perPair links. Link i*perPair+k of
-// a GPU leads to the i-th of its peers.
-func mesh(g *state.GPU, index, gpus, perPair int) {
-	for peer := range gpus {
-		if peer == index {
-			continue
-		}
-		for k := range perPair {
-			near, far := rank(index, peer)*perPair+k, rank(peer, index)*perPair+k
-			if near >= int(g.Nlinks) || far >= int(g.Nlinks) {
+// register registers the GPU with the fabric manager.
+func (f *Fabric) register(g *state.GPU, model Model) error {
+	if !model.NVLink.Fabric {
+		return nil
+	}
+	cluster, err := parseCluster(f.Cluster)
+	g.FabricSupported, g.FabricState, g.FabricCluster, g.FabricClique = 1, fabricCompleted, cluster, f.Clique
+	return err
+}
+
+// mesh joins the GPU with the other chosen ones. The links of a GPU lead to its peers in their order; those to
+// peers that are not chosen are inactive.
+func (f *Fabric) mesh(g *state.GPU, index int, chosen []int) {
+	for peer, position := range chosen {
+		near, far := f.firstLink(chosen, index, position), f.firstLink(chosen, peer, chosen[index])
+		for k := range f.between(chosen[index], position) {
+			if near+k >= int(g.Nlinks) || far+k >= int(g.Nlinks) {
 				continue
 			}
-			link := &g.Link[near]
+			link := &g.Link[near+k]
 			link.Active, link.RemoteType = 1, state.RemoteGPU
-			link.RemoteGpu, link.RemoteLink = uint32(peer), uint32(far)
+			link.RemoteGpu, link.RemoteLink = uint32(peer), uint32(far+k)
 		}
 	}
 }
 
-// rank returns the position of peer among the GPUs other than index.
-func rank(index, peer int) int {
-	if peer > index {
-		return peer - 1
+// between returns the number of links between the GPUs at two positions in Profile.GPUs.
+func (f *Fabric) between(a, b int) int {
+	switch {
+	case a == b:
+		return 0
+	case f.Pairs != nil:
+		return f.Pairs[a][b]
 	}
-	return peer
+	return f.PerPair
+}
+
+// firstLink returns the number of the first link of a chosen GPU to the one at a position. Where the links of each
+// pair are given, they have the numbers that they have in the whole machine.
+func (f *Fabric) firstLink(chosen []int, index, position int) int {
+	peers := chosen
+	if f.Pairs != nil {
+		peers = make([]int, len(f.Pairs))
+		for i := range peers {
+			peers[i] = i
+		}
+	}
+	first := 0
+	for _, peer := range peers {
+		if peer < position {
+			first += f.between(chosen[index], peer)
+		}
+	}
+	return first
 }
 
 // behindSwitches spreads the links evenly over the switches.
@@ -150,9 +225,9 @@ func behindSwitches(g *state.GPU, switches []string, device ID) error {
 	return nil
 }
 
-// recordedLinks uses the links as they were recorded. A link to a GPU that was not
-// chosen is inactive.
-func (p *Profile) recordedLinks(s *state.State, chosen []int) error {
+// recordedLinks uses the links as they were recorded, and of the fabric only what is not a link. A link to a GPU that
+// was not chosen is inactive.
+func (p *Profile) recordedLinks(s *state.State, chosen []int, fabric Fabric) error {
 	for index, position := range chosen {
 		g := &s.Gpu[index]
 		g.Nlinks = uint32(len(p.GPUs[position].Links))
@@ -177,8 +252,8 @@ func (p *Profile) recordedLinks(s *state.State, chosen []int) error {
 			}
 			link.Active = asFlag(seen.Active)
 		}
-		if model := p.Models[p.GPUs[position].Model]; model.NVLink.Fabric {
-			g.FabricSupported, g.FabricState = 1, fabricCompleted
+		if err := fabric.register(g, p.Models[p.GPUs[position].Model]); err != nil {
+			return err
 		}
 	}
 	return nil

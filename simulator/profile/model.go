@@ -9,7 +9,8 @@ import (
 )
 
 // Model is one kind of GPU. Units are in the names of the fields or beside
-// them; the numbers are those of an idle GPU.
+// them; the numbers are those of an idle GPU. NVML answers "not supported" for a clock, a
+// temperature, a power, a BAR1 or a PCIe link that is absent or 0.
 type Model struct {
 	Name         string  `json:"name"`         // as NVML says it, with or without "SIMULATED " before it
 	Brand        uint32  `json:"brand"`        // nvmlBrandType_t
@@ -33,16 +34,20 @@ type Model struct {
 	ECC          bool    `json:"ecc,omitempty"`
 	RowRemap     *Remap  `json:"rowRemap,omitempty"` // absent: not supported
 	NVLink       NVLink  `json:"nvlink,omitzero"`
-	MIG          *MIG    `json:"mig,omitempty"` // absent: not supported
+	C2CLinks     uint32  `json:"c2cLinks,omitempty"`   // NVLink-C2C to the CPU of its module
+	Addressing   string  `json:"addressing,omitempty"` // how it reaches the CPU's memory: HMM, ATS; absent: not at all
+	Virtual      string  `json:"virtual,omitempty"`    // in a virtual machine: passthrough or vgpu
+	MIG          *MIG    `json:"mig,omitempty"`        // absent: not supported
 }
 
 // Memory describes the device memory.
 type Memory struct {
 	Total    Bytes  `json:"total"`
 	Reserved Bytes  `json:"reserved"`
-	BAR1     Bytes  `json:"bar1"`
+	BAR1     Bytes  `json:"bar1,omitempty"`
 	L2       Bytes  `json:"l2,omitempty"`
-	BusBits  uint32 `json:"busBits"`
+	BusBits  uint32 `json:"busBits,omitempty"`
+	Unified  bool   `json:"unified,omitempty"` // it is the CPU's, and NVML has no numbers of it
 }
 
 // Clocks in MHz: graphics, SM, memory, video.
@@ -70,9 +75,10 @@ type Celsius struct {
 
 // PCIe is the link to the host; the generation falls while a GPU is idle.
 type PCIe struct {
-	Gen     uint32 `json:"gen"`
-	GenIdle uint32 `json:"genIdle,omitempty"` // absent: Gen
-	Width   uint32 `json:"width"`
+	Gen      uint32 `json:"gen"`
+	GenIdle  uint32 `json:"genIdle,omitempty"` // absent: Gen
+	Width    uint32 `json:"width"`
+	WidthMax uint32 `json:"widthMax,omitempty"` // the GPU's, where the slot has fewer lanes; absent: Width
 }
 
 // Remap is the histogram of memory banks by how many rows they can still remap.
@@ -116,6 +122,18 @@ type GIProfile struct {
 	OFAs        uint32   `json:"ofas,omitempty"`
 }
 
+// maxMemorySlices is the number of memory slices of an RTX PRO 6000 Blackwell, which has the most.
+const maxMemorySlices = 12
+
+// What a GPU is in a virtual machine, nvmlGpuVirtualizationMode_t, and how it reaches the CPU's memory,
+// nvmlDeviceAddressingModeType_t.
+var (
+	virtualizations = map[string]uint32{"": 0, "passthrough": 1, virtualGPU: 2}
+	addressings     = map[string]uint32{"": 0, "HMM": 1, "ATS": 2}
+)
+
+const virtualGPU = "vgpu"
+
 var computeForm = regexp.MustCompile(`^[0-9]{1,2}\.[0-9]$`)
 
 func (m *Model) check() error {
@@ -126,6 +144,10 @@ func (m *Model) check() error {
 		return fmt.Errorf("compute: %q is no compute capability such as 9.0", m.Compute)
 	case m.Memory.Total == 0 || m.Memory.Reserved > m.Memory.Total:
 		return fmt.Errorf("memory: of %d bytes %d are reserved", m.Memory.Total, m.Memory.Reserved)
+	case virtualizations[m.Virtual] == 0 && m.Virtual != "":
+		return fmt.Errorf("virtual: %q is not passthrough or vgpu", m.Virtual)
+	case addressings[m.Addressing] == 0 && m.Addressing != "":
+		return fmt.Errorf("addressing: %q is not HMM or ATS", m.Addressing)
 	case m.NVLink.Links > state.MaxLinks:
 		return fmt.Errorf("nvlink.links: %d; a GPU has at most %d", m.NVLink.Links, state.MaxLinks)
 	}
@@ -136,8 +158,9 @@ func (m *Model) check() error {
 }
 
 func (m *MIG) check() error {
-	if m.Slices == 0 || m.Slices > state.MaxGIs || m.MemorySlices == 0 || m.MemorySlices > 8 {
-		return fmt.Errorf("mig: %d compute and %d memory slices; 1 to 8 of each can be", m.Slices, m.MemorySlices)
+	if m.Slices == 0 || m.Slices > state.MaxGIs || m.MemorySlices == 0 || m.MemorySlices > maxMemorySlices {
+		return fmt.Errorf("mig: %d compute and %d memory slices; there can be 1 to %d and 1 to %d",
+			m.Slices, m.MemorySlices, state.MaxGIs, maxMemorySlices)
 	}
 	if len(m.Profiles) > state.MaxGIProfiles {
 		return fmt.Errorf("mig.profiles: %d; at most %d fit", len(m.Profiles), state.MaxGIProfiles)

@@ -62,6 +62,9 @@ func placeInstances(g *state.GPU, layout []Instance) ([]state.GI, error) {
 	if compute > g.MigSlices {
 		return nil, fmt.Errorf("%s needs %d compute slices; the GPU has %d", layoutText(layout), compute, g.MigSlices)
 	}
+	if err := checkEngines(g, wanted); err != nil {
+		return nil, fmt.Errorf("%s needs %w", layoutText(layout), err)
+	}
 	if len(layout) > state.MaxGIs {
 		return nil, fmt.Errorf("%d GPU instances; at most %d fit", len(layout), state.MaxGIs)
 	}
@@ -75,6 +78,31 @@ func placeInstances(g *state.GPU, layout []Instance) ([]state.GI, error) {
 		gis[i].Id = instanceID(g, gis[i], gis[:i])
 	}
 	return gis, nil
+}
+
+// checkEngines checks that the GPU has the media engines of instances, whose profiles wanted holds.
+// A GPU has of each kind what all instances of the profile with most of them have together.
+func checkEngines(g *state.GPU, wanted []uint32) error {
+	for kind, name := range engineKinds {
+		total, needed := uint32(0), uint32(0)
+		for i := range g.NGiProfiles {
+			total = max(total, engines(&g.GiProfile[i])[kind]*g.GiProfile[i].Instances)
+		}
+		for _, index := range wanted {
+			needed += engines(&g.GiProfile[index])[kind]
+		}
+		if needed > total {
+			return fmt.Errorf("%d %s; the GPU has %d", needed, name, total)
+		}
+	}
+	return nil
+}
+
+var engineKinds = [...]string{"decoders", "encoders", "JPEG engines", "OFA engines"}
+
+// engines returns how many of each kind an instance of a profile has.
+func engines(p *state.GIProfile) [len(engineKinds)]uint32 {
+	return [...]uint32{p.Decoders, p.Encoders, p.Jpegs, p.Ofas}
 }
 
 // findGIProfile returns the index of the instance's profile in g.GiProfile.

@@ -76,10 +76,13 @@ type Link struct {
 type Fabric struct {
 	GPUs     int      `json:"gpus"`
 	Kind     string   `json:"kind"`               // "none", "mesh" (GPU to GPU) or "switch" (NVSwitch)
-	PerPair  int      `json:"perPair,omitempty"`  // links between two GPUs of a mesh
+	PerPair  int      `json:"perPair,omitempty"`  // links between each two GPUs of a mesh
+	Pairs    [][]int  `json:"pairs,omitempty"`    // or links between GPU i and GPU j, as in nvidia-smi topo -m
 	Switches []string `json:"switches,omitempty"` // PCI addresses
 	SwitchID ID       `json:"switchDevice,omitempty"`
-	Boards   []Board  `json:"boards,omitempty"` // base boards with switches of their own
+	Boards   []Board  `json:"boards,omitempty"`  // base boards with switches of their own
+	Cluster  string   `json:"cluster,omitempty"` // UUID of the domain of several machines that the GPUs belong to
+	Clique   uint32   `json:"clique,omitempty"`
 }
 
 // Board is a base board, with the GPUs of one NUMA node, that has its own switches.

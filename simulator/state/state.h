@@ -213,6 +213,11 @@ struct gpusim_gpu {
 	char fabric_cluster[16]; /* UUID bytes */
 	struct gpusim_link link[GPUSIM_LINKS];
 	struct gpusim_proc proc[GPUSIM_PROCS];
+
+	uint32_t unified;         /* 1: its memory is the CPU's, and NVML has no numbers of it */
+	uint32_t virtualization;  /* nvmlGpuVirtualizationMode_t */
+	uint32_t addressing;      /* nvmlDeviceAddressingModeType_t */
+	uint32_t c2c_links;       /* to the CPU of its module, all active */
 };
 
 /* What a call of NVML answers, and after which time. */

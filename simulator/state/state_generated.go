@@ -215,6 +215,10 @@ type (
 		FabricCluster    [16]byte
 		Link             [18]Link
 		Proc             [8]Proc
+		Unified          uint32
+		Virtualization   uint32
+		Addressing       uint32
+		C2cLinks         uint32
 	}
 	Rule struct {
 		Call  [64]byte

@@ -2,6 +2,7 @@ package spec
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"net"
 	"os"
@@ -30,16 +31,25 @@ var profiles = []struct {
 }{
 	{name: "a100-80gb", profile: "a100-80gb"},
 	{name: "a100-80gb-mig", profile: "a100-80gb", layout: "1g.10gb,2g.20gb,3g.40gb"},
+	{name: "a10g", profile: "a10g"},
 	{name: "b200", profile: "b200"},
 	{name: "b200-mig", profile: "b200", layout: "1g.23gb,1g.23gb,2g.45gb"},
+	{name: "b300", profile: "b300"},
 	{name: "dgx-2", profile: "dgx-2"},
+	{name: "gb10", profile: "gb10"},
+	{name: "gb200", profile: "gb200"},
+	{name: "gh200-mig", profile: "gh200", layout: "1g.12gb,3g.48gb"},
 	{name: "h100-sxm", profile: "h100-sxm"},
 	{name: "h100-sxm-mig", profile: "h100-sxm", layout: "1g.10gb,1g.10gb"},
+	{name: "h20", profile: "h20"},
 	{name: "h200-sxm", profile: "h200-sxm"},
 	{name: "h200-sxm-mig", profile: "h200-sxm", layout: "1g.18gb,2g.35gb"},
 	{name: "l40s", profile: "l40s"},
 	{name: "mixed", profile: "mixed"},
+	{name: "rtx-pro-6000-mig", profile: "rtx-pro-6000", layout: "1g.24gb+gfx,1g.24gb-me,2g.48gb"},
 	{name: "t4", profile: "t4"},
+	{name: "v100-sxm2", profile: "v100-sxm2"},
+	{name: "vgpu", profile: "vgpu"},
 	{name: "workstation", profile: "l40s", rich: true},
 }
 
@@ -169,6 +179,30 @@ func TestGoldenOfEverySimulatedMachine(t *testing.T) {
 			}
 			checkGolden(t, file, got)
 		})
+	}
+}
+
+// A partition of a simulated RTX PRO 6000 that can render has its GPU's nodes for it, and its neighbours have not.
+func TestASimulatedPartitionWithGraphicsGetsItsRenderNode(t *testing.T) {
+	dir := simulate(t, "rtx-pro-6000", "2g.48gb,1g.24gb+gfx,1g.24gb-me", true)
+	_, all := written(t, dir)
+	render := map[string]bool{}
+	for _, d := range all[cdi.KindGPU].Devices {
+		if strings.HasPrefix(d.Name, "MIG-") {
+			render[d.Name] = slices.ContainsFunc(d.ContainerEdits.DeviceNodes, func(n *specs.DeviceNode) bool { return n.Path == "/dev/dri/renderD128" })
+		}
+	}
+	require.Len(t, render, 3)
+	out := built.Gpusim(t, "status", "--root", dir+"/driver", "-o", "json")
+	var status struct {
+		GPUs []struct {
+			MIGDevices []struct{ UUID, Profile string }
+		}
+	}
+	require.NoError(t, json.Unmarshal([]byte(out), &status), out)
+	require.Len(t, status.GPUs[0].MIGDevices, 3)
+	for _, d := range status.GPUs[0].MIGDevices {
+		require.Equal(t, d.Profile == "1g.24gb+gfx", render[d.UUID], d.Profile)
 	}
 }
 

@@ -1,6 +1,7 @@
 package nvml
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"os/exec"
@@ -212,9 +213,13 @@ func TestOpenWithoutPermissionOnTheDeviceNodes(t *testing.T) {
 
 // TestEveryProfile reads each machine that the simulator knows.
 func TestEveryProfile(t *testing.T) {
+	noXIDs := []gpu.Note{{Reason: gpu.NoteNoXIDs}}
 	for profile, want := range map[string]struct {
-		gpus, links, lanes int
+		gpus, links, lanes int // lanes of each link; -1: they differ
 		numa               bool
+		notes              []gpu.Note
+		fabric             gpu.Fabric // of several machines
+		addressing         string
 	}{
 		"t4":        {gpus: 1},
 		"a100-80gb": {gpus: 8, links: 28, lanes: 12, numa: true},
@@ -222,6 +227,18 @@ func TestEveryProfile(t *testing.T) {
 		"h200-sxm":  {gpus: 8, links: 28, lanes: 18, numa: true},
 		"b200":      {gpus: 8, links: 28, lanes: 18, numa: true},
 		"dgx-2":     {gpus: 16, links: 120, lanes: 6, numa: true},
+
+		"a10g":         {gpus: 1},
+		"b300":         {gpus: 8, links: 28, lanes: 18, numa: true},
+		"gb10":         {gpus: 1, addressing: "ATS"},
+		"gb200":        {gpus: 4, links: 6, lanes: 18, numa: true, fabric: gpu.Fabric{Cluster: [16]uint8{3: 1, 15: 1}, Clique: 2}, addressing: "ATS"},
+		"gh200":        {gpus: 1, addressing: "ATS"},
+		"h20":          {gpus: 8, links: 28, lanes: 18, numa: true},
+		"l40s":         {gpus: 4, links: 6, numa: true},
+		"mixed":        {gpus: 4, links: 6, numa: true},
+		"rtx-pro-6000": {gpus: 4, links: 6, numa: true},
+		"v100-sxm2":    {gpus: 8, links: 28, lanes: -1, numa: true},
+		"vgpu":         {gpus: 1, notes: noXIDs},
 	} {
 		t.Run(profile, func(t *testing.T) {
 			t.Parallel()
@@ -234,12 +251,24 @@ func TestEveryProfile(t *testing.T) {
 			require.Len(t, got.Devices, want.gpus)
 			require.Len(t, got.Links, want.links)
 			require.True(t, got.Equal(got.Sorted()))
+			lanes := map[int]int{}
 			for _, l := range got.Links {
-				require.Equal(t, want.lanes, l.Lanes)
+				require.True(t, want.lanes < 0 || l.Lanes == want.lanes, "%+v", l)
+				lanes[l.Lanes]++
+			}
+			if want.lanes < 0 {
+				require.Equal(t, map[int]int{0: 12, 1: 8, 2: 8}, lanes)
 			}
 			nodes := map[int]int{}
 			for _, d := range got.Devices {
 				require.Zero(t, d.Fault)
+				require.Len(t, d.Notes, len(want.notes))
+				for i := range want.notes {
+					require.Equal(t, want.notes[i].Reason, d.Notes[i].Reason)
+				}
+				require.Equal(t, want.fabric, d.Fabric)
+				require.Equal(t, cmp.Or(want.addressing, "None"), d.AddressingMode)
+				require.Equal(t, profile == "gb10", d.MemoryBytes == 0)
 				nodes[d.NUMANode]++
 			}
 			if want.numa {
@@ -247,4 +276,18 @@ func TestEveryProfile(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A vGPU has no XIDs, which its note says, and is polled.
+func TestAVGPUIsPolled(t *testing.T) {
+	if !alone(t) {
+		return
+	}
+	s, root := simulated(t, "vgpu")
+	w := start(t, s)
+	got, err := s.Snapshot(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, gpu.NoteNoXIDs, got.Devices[0].Notes[0].Reason)
+	built.Gpusim(t, "lose", "--root", root, "--gpu", "0", "--how", "calls")
+	w.until(t, gpu.EventLost, got.Devices[0].UUID)
 }

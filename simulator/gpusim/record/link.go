@@ -68,6 +68,15 @@ func (r *recorder) link(i, l int) (profile.Link, error) {
 	return link, nil
 }
 
+// cluster records the fabric of several machines that GPU i belongs to.
+func (r *recorder) cluster(i int) {
+	info, ret := r.devices[i].GetGpuFabricInfo()
+	if id := info.ClusterUuid; ret == nvml.SUCCESS && id != [16]uint8{} && r.profile.NVLink == nil {
+		r.profile.NVLink = []profile.Fabric{{GPUs: len(r.devices), Kind: "none", Clique: info.CliqueId,
+			Cluster: fmt.Sprintf("%x-%x-%x-%x-%x", id[:4], id[4:6], id[6:8], id[8:10], id[10:])}}
+	}
+}
+
 // field reads one number that NVML has only as a field; 0 if it is not supported.
 func field(device nvml.Device, id uint32, scope int) uint32 {
 	values := []nvml.FieldValue{{FieldId: id, ScopeId: uint32(scope)}}

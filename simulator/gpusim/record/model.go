@@ -27,6 +27,10 @@ func (r *recorder) model(i int) (profile.Model, error) {
 	}
 	m.SMs = m.Cores / coresPerSM(m.Compute)
 	m.NVLink.Fabric = r.fabric(device)
+	m.C2CLinks = field(device, nvml.FI_DEV_C2C_LINK_COUNT, 0)
+	if err := surroundings(device, &m); err != nil {
+		return m, err
+	}
 	var err error
 	if m.MIG, err = partitions(device); err != nil {
 		return m, err
@@ -35,6 +39,10 @@ func (r *recorder) model(i int) (profile.Model, error) {
 		// NVML does not report the cache, and some drivers report MIG profiles only while MIG is on.
 		m.Memory.L2 = known.Memory.L2
 		r.note("the size of the L2 cache of %s is not in NVML: taken from this program's own model", m.Name)
+		if m.Memory.Unified {
+			m.Memory.Total, m.Memory.Reserved = known.Memory.Total, known.Memory.Reserved
+			r.note("the memory of %s is the CPU's: its size is taken from this program's own model", m.Name)
+		}
 		if current, _, ret := device.GetMigMode(); m.MIG == nil && ret == nvml.SUCCESS && current == nvml.DEVICE_MIG_DISABLE {
 			m.MIG = known.MIG
 			r.note("the MIG profiles of %s are not reported while MIG is off: taken from this program's own model", m.Name)
@@ -84,13 +92,34 @@ func coresPerSM(compute string) uint32 {
 	return 128
 }
 
+// surroundings reads how the GPU reaches the CPU's memory, and whether it is in a virtual machine.
+func surroundings(device nvml.Device, m *profile.Model) error {
+	mode, ret := device.GetAddressingMode()
+	virtual, ret2 := device.GetVirtualizationMode()
+	if ret == nvml.SUCCESS {
+		m.Addressing = map[nvml.DeviceAddressingModeType]string{
+			nvml.DEVICE_ADDRESSING_MODE_HMM: "HMM", nvml.DEVICE_ADDRESSING_MODE_ATS: "ATS",
+		}[nvml.DeviceAddressingModeType(mode.Value)]
+	}
+	if ret2 == nvml.SUCCESS {
+		m.Virtual = map[nvml.GpuVirtualizationMode]string{
+			nvml.GPU_VIRTUALIZATION_MODE_PASSTHROUGH: "passthrough", nvml.GPU_VIRTUALIZATION_MODE_VGPU: "vgpu",
+		}[virtual]
+	}
+	return errors.Join(optional("addressing mode", ret), optional("virtualization", ret2))
+}
+
 func memory(device nvml.Device, m *profile.Model) error {
 	total, ret := device.GetMemoryInfo_v2()
+	unified := ret == nvml.ERROR_NOT_SUPPORTED
+	if unified {
+		ret = nvml.SUCCESS
+	}
 	bar1, ret2 := device.GetBAR1MemoryInfo()
 	bits, ret3 := device.GetMemoryBusWidth()
 	m.Memory = profile.Memory{
 		Total: profile.Bytes(total.Total), Reserved: profile.Bytes(total.Reserved),
-		BAR1: profile.Bytes(bar1.Bar1Total), BusBits: bits,
+		BAR1: profile.Bytes(bar1.Bar1Total), BusBits: bits, Unified: unified,
 	}
 	return errors.Join(asError("memory", ret), optional("BAR1", ret2), optional("memory bus", ret3))
 }
@@ -139,15 +168,19 @@ func power(device nvml.Device, m *profile.Model) error {
 func bus(device nvml.Device, m *profile.Model) error {
 	gen, ret := device.GetMaxPcieLinkGeneration()
 	now, ret2 := device.GetCurrPcieLinkGeneration()
-	width, ret3 := device.GetMaxPcieLinkWidth()
+	most, ret3 := device.GetMaxPcieLinkWidth()
+	width, ret5 := device.GetCurrPcieLinkWidth()
 	m.PCIe = profile.PCIe{Gen: uint32(gen), Width: uint32(width)}
+	if most != width {
+		m.PCIe.WidthMax = uint32(most)
+	}
 	if now != gen {
 		m.PCIe.GenIdle = uint32(now)
 	}
 	persistence, ret4 := device.GetPersistenceMode()
 	m.Persistence = persistence == nvml.FEATURE_ENABLED
 	return errors.Join(optional("PCIe generation", ret), optional("PCIe generation now", ret2),
-		optional("PCIe width", ret3), optional("persistence mode", ret4))
+		optional("PCIe width", ret3), optional("PCIe width now", ret5), optional("persistence mode", ret4))
 }
 
 func reliability(device nvml.Device, m *profile.Model) error {

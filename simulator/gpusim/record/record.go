@@ -139,6 +139,9 @@ func (r *recorder) gpu(i int) error {
 	if err != nil {
 		return err
 	}
+	if model.NVLink.Fabric {
+		r.cluster(i)
+	}
 	g.Model = r.addModel(model)
 	r.profile.GPUs = append(r.profile.GPUs, g)
 	return nil

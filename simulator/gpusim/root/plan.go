@@ -101,12 +101,13 @@ func (m Machine) nodes() []Entry {
 	return nodes
 }
 
-// switches returns the NVSwitches at the ends of NVLinks, by address.
+// switches returns the NVSwitches at the ends of NVLinks, by address. From NVLink 5 on they are no PCI devices, and
+// the profile gives them no device ID.
 func (m Machine) switches() []state.PCI {
 	var switches []state.PCI
 	for _, g := range m.State.GPUs() {
 		for _, l := range g.Link[:g.Nlinks] {
-			if l.RemoteType == state.RemoteSwitch && !slices.Contains(switches, l.Remote) {
+			if l.RemoteType == state.RemoteSwitch && l.Remote.DeviceId != 0 && !slices.Contains(switches, l.Remote) {
 				switches = append(switches, l.Remote)
 			}
 		}
