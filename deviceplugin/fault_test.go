@@ -284,7 +284,8 @@ func TestAGPUThatHangsNVMLCostsNoNeighbour(t *testing.T) {
 	}
 }
 
-// What a GPU can do without may be refused in any way, as by the drivers of older GPUs and of virtual ones.
+// What a GPU can do without may be refused, as by the drivers of older GPUs and of virtual ones:
+// internal/gpu/nvml has a test for each call and code.
 func TestCallsThatTheDriverRefusesCostNoGPU(t *testing.T) {
 	t.Parallel()
 	calls := strings.Join([]string{
@@ -296,7 +297,7 @@ func TestCallsThatTheDriverRefusesCostNoGPU(t *testing.T) {
 		"nvmlDeviceGetFieldValues", "nvmlDeviceGetGpuFabricInfo", "nvmlDeviceGetGpuFabricInfoV", "nvmlDeviceGetP2PStatus",
 		"nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v3", "nvmlSystemGetCudaDriverVersion_v2",
 	}, ",")
-	for _, code := range []string{"3", "4", "6", "10", "13", "19", "999"} {
+	for _, code := range []string{"4", "999"} {
 		t.Run(code, func(t *testing.T) {
 			t.Parallel()
 			m := newMachine(t).up()

@@ -192,7 +192,6 @@ func (f *fake) SystemGetDriverVersion() (string, nvml.Return) {
 	return "580.95.05", f.driver
 }
 
-
 func (f *fake) SystemGetCudaDriverVersion_v2() (int, nvml.Return) { return 13000, nvml.SUCCESS }
 
 func (f *fake) DeviceGetCount() (int, nvml.Return) {
