@@ -88,7 +88,7 @@ type pendingProbe struct {
 func (s State) pendingProbes() []pendingProbe {
 	var list []pendingProbe
 	for _, g := range s.GPUs() {
-		polled := slices.ContainsFunc(g.Device.Notes, func(n gpu.Note) bool { return n.Reason == gpu.NoteNoXIDs })
+		polled := g.Device.HasNote(gpu.NoteNoXIDs)
 		if !g.Present || polled || g.watchedSince.IsZero() || g.Device.Fault.Reason != "" ||
 			slices.ContainsFunc(g.marks, func(m faultMark) bool { return m.scope == wholeGPU && m.needs != quiet }) {
 			continue

@@ -106,7 +106,7 @@ func (d deviceSample) sendDCGM(metrics chan<- prometheus.Metric, hostname, profi
 			metrics <- prometheus.MustNewConstMetric(m.desc, m.kind, m.convert(value), labels...)
 		}
 	}
-	if d.mig == nil {
+	if d.mig == nil && !d.HasNote(gpu.NoteNoXIDs) {
 		metrics <- prometheus.MustNewConstMetric(names.lastXID, prometheus.GaugeValue, float64(d.xids.last), labels...)
 	}
 }

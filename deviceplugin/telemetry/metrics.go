@@ -102,7 +102,7 @@ func (d deviceSample) send(metrics chan<- prometheus.Metric) {
 	for _, h := range d.holders {
 		metrics <- prometheus.MustNewConstMetric(names.podInfo, prometheus.GaugeValue, 1, labels[0], labels[1], h.namespace, h.pod, h.container)
 	}
-	if d.mig != nil {
+	if d.mig != nil || d.HasNote(gpu.NoteNoXIDs) {
 		return
 	}
 	metrics <- prometheus.MustNewConstMetric(names.xidCount, prometheus.CounterValue, float64(d.xids.count), labels...)

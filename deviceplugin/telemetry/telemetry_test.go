@@ -233,3 +233,12 @@ func TestPodsWithClaimsHoldTheirDevices(t *testing.T) {
 		"GPU-a": {{namespace, "train", "main"}}, "GPU-b": {{namespace, "share", "main"}}, "MIG-2": {{namespace, "slice", "main"}},
 	}, held)
 }
+
+// Where the driver reports no XIDs, their number is not 0 but unknown.
+func TestAGPUWithoutXIDsHasNoMetricOfThem(t *testing.T) {
+	n := node()
+	n.Devices[1].Notes = []gpu.Note{{Reason: gpu.NoteNoXIDs}}
+	text := scrape(t, NewCollector(Config{Node: func() Node { return n }}))
+	require.Contains(t, text, `gpuready_gpu_xids_total{gpu="0",model="NVIDIA H100 80GB HBM3",uuid="GPU-a"} 0`)
+	require.NotContains(t, text, `gpuready_gpu_xids_total{gpu="1"`)
+}

@@ -1,5 +1,7 @@
 package gpu
 
+import "slices"
+
 // Reasons of a Note.
 const (
 	NoteRemapPending   Reason = "RowRemapPending"   // rows of faulty memory are replaced at the next reset
@@ -14,4 +16,9 @@ const (
 type Note struct {
 	Reason  Reason
 	Message string // one sentence, with what to do
+}
+
+// HasNote reports whether the GPU has a note with this reason.
+func (d Device) HasNote(r Reason) bool {
+	return slices.ContainsFunc(d.Notes, func(n Note) bool { return n.Reason == r })
 }
