@@ -55,6 +55,11 @@ func (k *kit) causeXID(ctx context.Context) (string, error) {
 	if out, err := k.onNode(ctx, "fault"); err != nil {
 		return "", fmt.Errorf("%w: %s", err, out)
 	}
+	if k.simulate != "" { // its libcuda stops the kernel, and reports nothing
+		if err := k.gpusim(ctx, "xid", "--gpu=0", "--xid=31"); err != nil {
+			return "", err
+		}
+	}
 	pod, err := k.kubectl(ctx, "-n", namespaceName, "get", "pods", "-l", "app="+plugin, "-o", "jsonpath={.items[0].metadata.name}")
 	if err != nil {
 		return "", err

@@ -29,8 +29,8 @@ type kit struct {
 	mode    uint32           // compute mode of the first GPU before the run
 }
 
-// step is one step of a run.
-type step struct {
+// task is one step of a run.
+type task struct {
 	name, expect string
 	limit        time.Duration
 	needed       bool // without it no other step makes sense
@@ -50,17 +50,17 @@ func (k *kit) run(ctx context.Context) {
 		k.report.Kernel = unix.ByteSliceToString(name.Release[:])
 	}
 	for _, s := range k.steps() {
-		if !k.try(ctx, s) && s.needed {
+		if !k.try(ctx, s) && (s.needed || ctx.Err() != nil) {
 			break
 		}
 	}
-	k.try(context.WithoutCancel(ctx), step{
+	k.try(context.WithoutCancel(ctx), task{
 		name: "end", expect: "no process, mount, control group or file of the run is left", limit: time.Minute, do: k.end,
 	})
 }
 
 // try runs a step, and reports whether it did not fail.
-func (k *kit) try(ctx context.Context, s step) bool {
+func (k *kit) try(ctx context.Context, s task) bool {
 	fmt.Fprintf(os.Stderr, "%s …\n", s.name)
 	limited, cancel := context.WithTimeoutCause(ctx, s.limit, fmt.Errorf("it took more than %v", s.limit))
 	defer cancel()

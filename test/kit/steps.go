@@ -24,10 +24,11 @@ const (
 	toolkit         = "nvidia-container-toolkit-daemonset"
 	mpsDaemon       = "nvidia-device-plugin-mps-control-daemon"
 	simulatedDriver = "simulated-driver.yaml"
+	keptProof       = "cuda-proof.json" // the validator's file beside its proofs
 )
 
-func (k *kit) steps() []step {
-	return []step{
+func (k *kit) steps() []task {
+	return []task{
 		{"cluster", "a node is Ready", 90 * time.Second, true, k.startCluster},
 		{"install", "gpuready.yaml makes the node's condition GPUReady true", 2 * time.Minute, true, k.install},
 		{"prove", "the validation pod has computed on a GPU that it requested", 30 * time.Second, false, k.checkProof},
@@ -210,12 +211,17 @@ func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Mi
 // restart deletes the validator's pod and what it remembers, and waits until the next one has judged the GPUs.
 func (k *kit) restart(ctx context.Context) (readiness.Proof, error) {
 	began := time.Now().Truncate(time.Second)
+	proofs := k.node().PathOnNode(readiness.DefaultDir)
+	// Without this the next one would go on with the proof of the last.
+	if err := os.Remove(filepath.Join(proofs, keptProof)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return readiness.Proof{}, err
+	}
 	if _, err := k.kubectl(ctx, "-n", namespaceName, "delete", "pod", "--grace-period=1", "-l", "app="+validator); err != nil {
 		return readiness.Proof{}, err
 	}
 	var proof readiness.Proof
 	err := until(ctx, func() error {
-		s, err := readiness.Read(k.node().PathOnNode("/run/nvidia/validations"), readiness.CUDA, k.node().BootID())
+		s, err := readiness.Read(proofs, readiness.CUDA, k.node().BootID())
 		switch {
 		case err != nil:
 			return err
@@ -252,7 +258,7 @@ spec:
   containers:
   - name: main
     image: gpuready/cuda-samples:v%s
-    command: [memtest, --for=10m, --every=1ms%s]
+    command: [memtest, --for=10m, --every=100ms%s]
     resources: {limits: {nvidia.com/gpu: 1}}
 `
 
@@ -291,10 +297,12 @@ func (k *kit) restartFull(ctx context.Context) (string, error) {
 	}
 	return k.holding(ctx, flags, func() (seen string, err error) {
 		if k.simulate != "" {
-			if err := k.simulateLoad(ctx, "all"); err != nil {
+			if err := k.gpusim(ctx, "load", "--gpu=all", "--memory-used=all"); err != nil {
 				return "", err
 			}
-			defer func() { err = errors.Join(err, k.simulateLoad(context.WithoutCancel(ctx), "0")) }()
+			defer func() {
+				err = errors.Join(err, k.gpusim(context.WithoutCancel(ctx), "load", "--gpu=all", "--memory-used=0"))
+			}()
 		}
 		var free uint64
 		err = until(ctx, func() error {
@@ -316,9 +324,9 @@ func (k *kit) restartFull(ctx context.Context) (string, error) {
 	})
 }
 
-// simulateLoad makes the simulated GPUs' memory full, or as it is.
-func (k *kit) simulateLoad(ctx context.Context, memory string) error {
-	_, err := k.kubectl(ctx, "-n", namespaceName, "exec", "daemonset/nvidia-driver-daemonset", "--", "gpusim", "load", "--gpu=all", "--memory-used="+memory)
+// gpusim runs gpusim in the simulated driver's pod.
+func (k *kit) gpusim(ctx context.Context, args ...string) error {
+	_, err := k.kubectl(ctx, append([]string{"-n", namespaceName, "exec", "daemonset/nvidia-driver-daemonset", "--", "gpusim"}, args...)...)
 	return err
 }
 

@@ -4,6 +4,7 @@ package main
 
 import (
 	"archive/tar"
+	"bufio"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -15,7 +16,7 @@ import (
 	"runtime"
 	"syscall"
 
-	"github.com/klauspost/compress/zstd"
+	"github.com/ulikunitz/xz"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuready/gpuready/test/kit/pack/trailer"
@@ -106,11 +107,10 @@ func unpack(dir string) error {
 		return errors.New("nothing is packed into this program; make gpu-kit does it")
 	}
 	packed := io.NewSectionReader(self, info.Size()-int64(trailer.Size)-size, size)
-	plain, err := zstd.NewReader(packed, zstd.WithDecoderMaxWindow(trailer.Window))
+	plain, err := xz.NewReader(bufio.NewReaderSize(packed, 1<<20))
 	if err != nil {
 		return err
 	}
-	defer plain.Close()
 	for files := tar.NewReader(plain); ; {
 		header, err := files.Next()
 		if errors.Is(err, io.EOF) {

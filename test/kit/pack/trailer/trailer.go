@@ -8,4 +8,4 @@ const (
 )
 
 // Window is the distance in bytes over which the archive repeats itself at most.
-const Window = 1 << 29
+const Window = 384 << 20
