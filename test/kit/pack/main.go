@@ -31,9 +31,9 @@ var separate = []string{"containerd-shim-runc-v2", "runc", "bridge", "host-local
 // images are those that the manifests name.
 var images = []string{"device-plugin", "toolkit", "validator", "cuda-samples", "dra-driver"}
 
-var manifests = []string{"gpuready.yaml", "dra-driver.yaml", "mps.yaml", "examples/vectoradd.yaml", "examples/claim.yaml"}
+var manifests = []string{"gpuready.yaml", "dra-driver.yaml", "mps.yaml", "uninstall.yaml", "examples/vectoradd.yaml", "examples/claim.yaml"}
 
-type options struct{ kit, starter, programs, images, manifests, out string }
+type options struct{ kit, starter, programs, count, images, manifests, out string }
 
 func main() {
 	var o options
@@ -41,6 +41,7 @@ func main() {
 	flags.StringVar(&o.kit, "kit", "bin/kit/kit", "the kit's own program")
 	flags.StringVar(&o.starter, "starter", "bin/kit/starter", "the program that unpacks it")
 	flags.StringVar(&o.programs, "programs", "bin/kit/programs", "Kubernetes, etcd and containerd in one program")
+	flags.StringVar(&o.count, "count", "bin/kit", "folder of count.so and calls.h")
 	flags.StringVar(&o.images, "images", "bin/images", "folder of the images")
 	flags.StringVar(&o.manifests, "manifests", "deployments/static", "folder of the manifests")
 	flags.StringVar(&o.out, "out", "bin/gpu-kit", "the file to make")
@@ -112,6 +113,9 @@ func (o options) write(w io.Writer, path func(program string) string) error {
 	}
 	for _, name := range separate {
 		errs = append(errs, add("bin/"+name, path(name), 0o755))
+	}
+	for _, name := range []string{"count.so", "calls.h"} {
+		errs = append(errs, add("count/"+name, filepath.Join(o.count, name), 0o644))
 	}
 	for _, name := range images {
 		errs = append(errs, add("images/"+name+".tar", filepath.Join(o.images, name+".tar"), 0o644))

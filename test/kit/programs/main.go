@@ -1,3 +1,5 @@
+//go:build ignore
+
 // Program programs is Kubernetes' servers, kubelet, kubectl, etcd, containerd and ctr in one: it is the one by
 // whose name it is called. They share most of their packages, so it has two fifths of their size.
 package main
