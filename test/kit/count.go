@@ -16,7 +16,7 @@ import (
 // countFolder is the folder on the node with count.so and its file. On /run nothing may be executed.
 const countFolder = "/var/lib/nvml-count"
 
-// idle is how long the calls of an idle device plugin are counted.
+// idle is the time in which the calls of an idle device plugin are counted.
 const idle = 20 * time.Second
 
 // call holds how often a function of NVML was called, and the time in all calls together.

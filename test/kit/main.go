@@ -102,10 +102,10 @@ func prove(o options) (passed bool, err error) {
 	if o.output == "json" {
 		encoder := json.NewEncoder(os.Stdout)
 		encoder.SetIndent("", "  ")
-		return k.report.passed(), encoder.Encode(k.report)
+		return k.report.hasPassed(), encoder.Encode(k.report)
 	}
 	fmt.Printf("%s: %s\n", filepath.Join(o.out, pageName+".md"), k.report.summary())
-	return k.report.passed(), nil
+	return k.report.hasPassed(), nil
 }
 
 // inside is the command by which the kit runs itself on the node.

@@ -13,7 +13,7 @@ import (
 // pageName is the name of the page's files, without their endings.
 const pageName = "gpu-kit"
 
-// report is what a run has shown.
+// report holds the results of a run.
 type report struct {
 	Began     time.Time `json:"began"`
 	Seconds   float64   `json:"seconds"`
@@ -26,7 +26,7 @@ type report struct {
 	Figures   []figure  `json:"figures"`
 }
 
-// outcome is how a step ended.
+// outcome names the end of a step.
 type outcome string
 
 const (
@@ -35,7 +35,7 @@ const (
 	skipped outcome = "skipped"
 )
 
-// result is what one step has shown.
+// result holds the result of one step.
 type result struct {
 	Step    string  `json:"step"`
 	Expect  string  `json:"expect"`
@@ -51,7 +51,7 @@ type figure struct {
 	Unit  string  `json:"unit"`
 }
 
-func (r *report) passed() bool { return len(r.Steps) > 0 && r.count(failed) == 0 }
+func (r *report) hasPassed() bool { return len(r.Steps) > 0 && r.count(failed) == 0 }
 
 func (r *report) count(o outcome) (n int) {
 	for _, s := range r.Steps {

@@ -421,7 +421,7 @@ func (k *kit) uninstall(ctx context.Context) (string, error) {
 		return "", err
 	}
 	var left []string
-	for _, pattern := range []string{"/run/cdi/*", "/usr/local/nvidia/gpuready", "/run/nvidia/mps/*/log"} {
+	for _, pattern := range []string{"/run/cdi/*", "/usr/local/nvidia/gpuready/*", "/run/nvidia/mps/*/log"} {
 		found, err := filepath.Glob(k.node().PathOnNode(pattern))
 		if err != nil {
 			return "", err

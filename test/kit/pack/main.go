@@ -22,13 +22,13 @@ import (
 // limit is the size in bytes that a kit may have.
 const limit = 55_000_000
 
-// combined are the programs that test/kit/programs is in one.
+// combined lists the programs that test/kit/programs is in one.
 var combined = []string{"kubelet", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "etcd", "containerd", "ctr"}
 
-// separate are the other programs of a node.
+// separate lists the other programs of a node.
 var separate = []string{"containerd-shim-runc-v2", "runc", "bridge", "host-local", "loopback"}
 
-// images are those that the manifests name.
+// images lists the images that the manifests name.
 var images = []string{"device-plugin", "toolkit", "validator", "cuda-samples", "dra-driver"}
 
 var manifests = []string{"gpuready.yaml", "dra-driver.yaml", "mps.yaml", "uninstall.yaml", "examples/vectoradd.yaml", "examples/claim.yaml"}
