@@ -3,6 +3,7 @@ package main
 
 import (
 	"archive/tar"
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -14,8 +15,9 @@ import (
 	"slices"
 
 	"github.com/spf13/pflag"
+	"golang.org/x/sync/errgroup"
 
-	"github.com/gpuready/gpuready/test/kit/pack/trailer"
+	"github.com/gpuready/gpuready/test/kit/packed"
 	"github.com/gpuready/gpuready/test/lab/binaries"
 )
 
@@ -57,12 +59,15 @@ func pack(ctx context.Context, o options) error {
 	if err != nil {
 		return err
 	}
-	compressed := o.out + ".xz"
-	defer os.Remove(compressed)
-	if err := compress(ctx, compressed, func(w io.Writer) error { return o.write(w, node.Path) }); err != nil {
+	var plain bytes.Buffer
+	if err := o.write(&plain, node.Path); err != nil {
 		return err
 	}
-	size, err := o.join(compressed)
+	archive, err := compress(ctx, plain.Bytes())
+	if err != nil {
+		return err
+	}
+	size, err := o.join(archive)
 	if err != nil {
 		return err
 	}
@@ -73,23 +78,23 @@ func pack(ctx context.Context, o options) error {
 	return nil
 }
 
-// compress writes what content writes to a file, compressed with xz.
-func compress(ctx context.Context, path string, content func(io.Writer) error) error {
-	file, err := os.Create(path)
-	if err != nil {
-		return err
+// compress compresses data with xz: two streams at a time, of a half each.
+func compress(ctx context.Context, data []byte) ([]byte, error) {
+	halves := [][]byte{data[:len(data)/2], data[len(data)/2:]}
+	streams := make([][]byte, len(halves))
+	group, ctx := errgroup.WithContext(ctx)
+	for i, half := range halves {
+		group.Go(func() error {
+			dictionary := fmt.Sprintf("--lzma2=preset=9e,dict=%dMiB", len(half)>>20+1)
+			cmd := exec.CommandContext(ctx, "xz", "--format=xz", "--check=crc32", "--threads=1", dictionary)
+			cmd.Stdin, cmd.Stderr = bytes.NewReader(half), os.Stderr
+			var err error
+			streams[i], err = cmd.Output()
+			return err
+		})
 	}
-	defer file.Close()
-	cmd := exec.CommandContext(ctx, "xz", "--format=xz", "--check=crc32", "--threads=1", fmt.Sprintf("--lzma2=preset=%d,dict=%dMiB", 6, trailer.Window>>20))
-	cmd.Stdout, cmd.Stderr = file, os.Stderr
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		return err
-	}
-	if err := cmd.Start(); err != nil {
-		return err
-	}
-	return errors.Join(content(in), in.Close(), cmd.Wait())
+	err := group.Wait()
+	return slices.Concat(streams...), err
 }
 
 // write writes the tar archive.
@@ -100,6 +105,7 @@ func (o options) write(w io.Writer, path func(program string) string) error {
 		if err != nil {
 			return err
 		}
+		packed.Encode(content)
 		if err := archive.WriteHeader(&tar.Header{Name: name, Mode: mode, Size: int64(len(content))}); err != nil {
 			return err
 		}
@@ -127,16 +133,12 @@ func (o options) write(w io.Writer, path func(program string) string) error {
 }
 
 // join writes the starter, the compressed archive and its size to one file.
-func (o options) join(compressed string) (size int, err error) {
+func (o options) join(archive []byte) (size int, err error) {
 	starter, err := os.ReadFile(o.starter)
 	if err != nil {
 		return 0, err
 	}
-	archive, err := os.ReadFile(compressed)
-	if err != nil {
-		return 0, err
-	}
-	end := append(binary.LittleEndian.AppendUint64(nil, uint64(len(archive))), trailer.Magic...)
+	end := append(binary.LittleEndian.AppendUint64(nil, uint64(len(archive))), packed.Magic...)
 	all := slices.Concat(starter, archive, end)
 	next := o.out + ".next" // one that runs stays as it is
 	if err := os.WriteFile(next, all, 0o755); err != nil {

@@ -19,7 +19,7 @@ import (
 	"github.com/ulikunitz/xz"
 	"golang.org/x/sys/unix"
 
-	"github.com/gpuready/gpuready/test/kit/pack/trailer"
+	"github.com/gpuready/gpuready/test/kit/packed"
 )
 
 // folder names the variable with the folder into which to unpack.
@@ -98,16 +98,16 @@ func unpack(dir string) error {
 	if err != nil {
 		return err
 	}
-	var end [trailer.Size]byte
-	if _, err := self.ReadAt(end[:], info.Size()-int64(trailer.Size)); err != nil {
+	var end [packed.Size]byte
+	if _, err := self.ReadAt(end[:], info.Size()-int64(packed.Size)); err != nil {
 		return err
 	}
 	size := int64(binary.LittleEndian.Uint64(end[:8]))
-	if string(end[8:]) != trailer.Magic || size > info.Size() {
+	if string(end[8:]) != packed.Magic || size > info.Size() {
 		return errors.New("nothing is packed into this program; make gpu-kit does it")
 	}
-	packed := io.NewSectionReader(self, info.Size()-int64(trailer.Size)-size, size)
-	plain, err := xz.NewReader(bufio.NewReaderSize(packed, 1<<20))
+	archive := io.NewSectionReader(self, info.Size()-int64(packed.Size)-size, size)
+	plain, err := xz.NewReader(bufio.NewReaderSize(archive, 1<<20))
 	if err != nil {
 		return err
 	}
@@ -132,10 +132,10 @@ func write(path, dir string, header *tar.Header, content io.Reader) error {
 	if header.Typeflag == tar.TypeLink {
 		return os.Link(filepath.Join(dir, header.Linkname), path)
 	}
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, header.FileInfo().Mode().Perm())
-	if err != nil {
+	file := make([]byte, header.Size)
+	if _, err := io.ReadFull(content, file); err != nil {
 		return err
 	}
-	_, err = io.Copy(f, content)
-	return errors.Join(err, f.Close())
+	packed.Decode(file)
+	return os.WriteFile(path, file, header.FileInfo().Mode().Perm())
 }
