@@ -8,8 +8,13 @@ KIT_IMAGES := device-plugin toolkit validator cuda-samples dra-driver driver-sim
 .PHONY: gpu-kit
 gpu-kit: packages-build packages-cluster ## pack a cluster, the images and their proof into one file for a machine with a GPU
 	@$(MAKE) --no-print-directory -s images IMAGE_ARGS='$(KIT_IMAGES) -o name' >/dev/null
-	@$(MAKE) --no-print-directory $(addprefix $(BIN)/kit/,programs kit starter count.so)
-	@$(GO) run ./test/kit/pack --kit $(BIN)/kit/kit --starter $(BIN)/kit/starter --programs $(BIN)/kit/programs --count $(BIN)/kit --images $(IMAGE_DIR) --out $(BIN)/gpu-kit
+	@$(MAKE) --no-print-directory $(BIN)/gpu-kit
+
+KIT_PARTS := $(addprefix $(BIN)/kit/,programs kit starter count.so)
+
+$(BIN)/gpu-kit: $(KIT_PARTS) $(foreach image,$(KIT_IMAGES),$(IMAGE_DIR)/$(image).tar) $(wildcard test/kit/pack/*.go deployments/static/*.yaml)
+	@echo '  pack $@ (minutes)'
+	$(Q)$(GO) run ./test/kit/pack --kit $(BIN)/kit/kit --starter $(BIN)/kit/starter --programs $(BIN)/kit/programs --count $(BIN)/kit --images $(IMAGE_DIR) --out $@
 
 $(BIN)/kit/programs: $(wildcard test/kit/programs/*) $(wildcard $(foreach m,kubernetes etcd containerd,test/lab/binaries/$(m)/go.*))
 	@echo '  build $@ (many minutes, the first time)'
