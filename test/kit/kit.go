@@ -26,6 +26,7 @@ type kit struct {
 	dir     string // in which it is unpacked
 	report  report
 	cluster *cluster.Cluster // nil: not up
+	regroup func() error     // nil: processes are in the groups where they were
 	mode    uint32           // compute mode of the first GPU before the run
 }
 
@@ -161,6 +162,11 @@ func until(ctx context.Context, done func() error) error {
 func (k *kit) end(context.Context) (string, error) {
 	if k.cluster != nil {
 		if err := k.cluster.Down(); err != nil {
+			return "", err
+		}
+	}
+	if k.regroup != nil {
+		if err := k.regroup(); err != nil {
 			return "", err
 		}
 	}

@@ -72,6 +72,9 @@ func (k *kit) startCluster(ctx context.Context) (string, error) {
 	if k.simulate != "" {
 		images = append(images, filepath.Join(k.simulate, "driver-simulator.tar"))
 	}
+	if k.regroup, err = clearTopGroup(); err != nil {
+		return "", err
+	}
 	k.cluster, err = cluster.Up(ctx, cluster.Config{
 		Name: clusterName, Images: images, Binaries: programs, GPUs: k.simulate == "",
 		Progress: func(s cluster.Step) { fmt.Fprintf(os.Stderr, "  %5.1f s  %s\n", s.Took.Seconds(), s.What) },
