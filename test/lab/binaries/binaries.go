@@ -96,6 +96,12 @@ func EnsureRuntimes(ctx context.Context, o Options) (Dir, error) {
 	return ensure(ctx, wanted, o)
 }
 
+// EnsureNode is like Ensure, for runc, containerd and the CNI plugins only.
+func EnsureNode(ctx context.Context, o Options) (Dir, error) {
+	wanted := slices.DeleteFunc(slices.Clone(modules), func(m module) bool { return m.name == "etcd" || m.name == "kubernetes" })
+	return ensure(ctx, wanted, o)
+}
+
 // EnsureNFD is like Ensure, for Node Feature Discovery: nfd-master and nfd-worker.
 func EnsureNFD(ctx context.Context, o Options) (Dir, error) { return ensure(ctx, []module{nfd}, o) }
 

@@ -55,6 +55,7 @@ type Config struct {
 	Gates       string        // additional feature gates of the kubelets: "DevicePluginCDIDevices: false"
 	WithoutCDI  bool          // containerd finds no CDI specs (before 2.4: ignores CDI devices)
 	NUMA        bool          // two made-up NUMA nodes, topology manager policy single-numa-node
+	GPUs        bool          // nodes have the machine's own GPUs, and their driver
 	Controllers string        // value of the controller manager's flag --controllers; default "*"
 	Admission   []string      // additional admission plugins of the API server
 	Audit       string        // group of users whose requests the API server logs (Audited); "": none
@@ -178,7 +179,7 @@ func (c *Cluster) start(ctx context.Context) error {
 	c.plane.planeOptions = planeOptions{Controllers: config.Controllers, Admission: config.Admission, Audit: config.Audit}
 	c.nodes = nodeConfig{
 		Folder: c.folder, Hierarchies: hierarchies, Plane: c.plane, Images: append([]string{pause}, config.Images...),
-		Gates: config.Gates, WithoutCDI: config.WithoutCDI, NUMA: config.NUMA, Status: config.NodeStatus, Restart: config.Restart, Done: c.done,
+		Gates: config.Gates, WithoutCDI: config.WithoutCDI, NUMA: config.NUMA, GPUs: config.GPUs, Status: config.NodeStatus, Restart: config.Restart, Done: c.done,
 	}
 	if c.Nodes, err = newNodes(ctx, c.nodes, config.Nodes); err != nil {
 		return err

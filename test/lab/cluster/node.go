@@ -34,6 +34,7 @@ type nodeConfig struct {
 	Gates       string            // additional feature gates of its kubelet
 	WithoutCDI  bool              // containerd finds no CDI specs
 	NUMA        bool              // two made-up NUMA nodes, topology manager policy single-numa-node
+	GPUs        bool              // the machine's own, with their driver
 	Status      time.Duration     // how often a kubelet reports
 	Restart     time.Duration     // delay before containerd is restarted after it ended by itself
 	Done        func(what string) // called after each step, concurrently
@@ -180,7 +181,7 @@ func (n *Node) machineSpec(groups []string) namespace.Spec {
 		Node: &namespace.NodeSpec{
 			Dir: f.Disk(n.Name), BootID: n.bootID,
 			Binds:       map[string]string{namespace.Bin: f.Bin(), "/opt/cni/bin": f.Plugins()},
-			Hierarchies: n.config.Hierarchies, Groups: groups,
+			Hierarchies: n.config.Hierarchies, Groups: groups, GPUs: n.config.GPUs,
 		},
 		Programs: []namespace.Program{
 			program(containerd, containerdArgs...),

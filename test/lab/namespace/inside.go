@@ -66,6 +66,7 @@ type NodeSpec struct {
 	Hierarchies []Hierarchy       `json:"hierarchies"`
 	Groups      []string          `json:"groups"`         // directories of the node's control groups
 	NUMA        []string          `json:"numa,omitempty"` // CPUs of each made-up NUMA node; none: as the machine is
+	GPUs        bool              `json:"gpus,omitempty"` // it has the machine's own GPUs, and their driver
 }
 
 // Program is a program of a machine. A request starts it. With Restart it is started again when

@@ -53,11 +53,12 @@ func mountNode(n NodeSpec, hostname string) error {
 		{"mount its disk", func() error { return mountDisk(n.Dir, root) }},
 		{"mount /proc, /sys, /run, /tmp", func() error { return mountKernel(root) }},
 		{"mount /dev", func() error { return mountDev(filepath.Join(root, "dev")) }},
+		{"give it the machine's GPUs", func() error { return mountGPUs(n.GPUs, root) }},
 		{"bind the cluster's programs", func() error { return bindAll(n.Binds, root) }},
 		{"move into its root", func() error { return pivot(root) }},
 		{"mount the control groups", func() error { return MountGroups(n.Hierarchies, "/sys/fs/cgroup") }},
 		{"set the boot ID", func() error { return overwrite("/proc/sys/kernel/random/boot_id", bootID, n.BootID) }},
-		{"give it kernel modules of its own", mountModules},
+		{"give it kernel modules of its own", func() error { return mountModules(n.GPUs) }},
 		{"give it a PCI bus of its own", func() error { return bindPCI("/") }},
 		{"set what the kubelet sets", setSysctls},
 		{"make up NUMA nodes", func() error { return mountNUMA(n.NUMA) }},
@@ -208,11 +209,7 @@ func mountDev(dev string) error {
 		if err := unix.Stat(filepath.Join("/dev", name), &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFCHR {
 			continue
 		}
-		at := filepath.Join(dev, name)
-		if err := unix.Mknod(at, st.Mode, int(st.Rdev)); err != nil {
-			return fmt.Errorf("mknod %s: %w", name, err)
-		}
-		if err := os.Chmod(at, os.FileMode(st.Mode&0o777)); err != nil {
+		if err := copyDevice(filepath.Join(dev, name), st); err != nil {
 			return err
 		}
 	}
@@ -235,6 +232,13 @@ func mountDev(dev string) error {
 		}
 	}
 	return nil
+}
+
+func copyDevice(at string, st unix.Stat_t) error {
+	if err := unix.Mknod(at, st.Mode, int(st.Rdev)); err != nil {
+		return fmt.Errorf("mknod %s: %w", at, err)
+	}
+	return os.Chmod(at, os.FileMode(st.Mode&0o777))
 }
 
 func bindAll(binds map[string]string, root string) error {
@@ -282,15 +286,19 @@ func setSysctls() error {
 // driver; a simulated one adds its lines to the files in the folder state.
 var moduleFiles = []string{"modules", "devices"}
 
-// mountModules gives the node its module files.
-func mountModules() error {
+// mountModules gives the node its module files. Those of a node with the machine's GPUs are the machine's.
+func mountModules(gpus bool) error {
 	for _, name := range moduleFiles {
 		content, err := os.ReadFile(filepath.Join("/proc", name))
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 		own := filepath.Join(state, name)
-		if err := os.WriteFile(own, withoutDriver(content), 0o644); err != nil {
+		shown := content
+		if !gpus {
+			shown = withoutDriver(content)
+		}
+		if err := os.WriteFile(own, shown, 0o644); err != nil {
 			return err
 		}
 		if content == nil {
