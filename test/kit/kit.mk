@@ -6,7 +6,7 @@
 KIT_IMAGES := device-plugin toolkit validator cuda-samples dra-driver driver-simulator
 
 .PHONY: gpu-kit
-gpu-kit: packages-build packages-cluster ## pack a cluster, the images and their proof into one file for a machine with a GPU
+gpu-kit: packages-build packages-images packages-cluster packages-kit ## pack a cluster, the images and their proof into one file for a machine with a GPU
 	@$(MAKE) --no-print-directory -s images IMAGE_ARGS='$(KIT_IMAGES) -o name' >/dev/null
 	@$(MAKE) --no-print-directory $(BIN)/gpu-kit
 
