@@ -102,11 +102,11 @@ func escapeGlob(path string) string {
 
 // deviceNodes returns the nodes of each GPU and MIG device. A GPU in MIG mode has those
 // of all its parts: its own node alone would be of no use to a container. Unreadable
-// GPUs are left out, since their minor number may belong to another GPU.
+// GPUs are left out, since their minor number may belong to another GPU, and those whose minor number is not known.
 func deviceNodes(snap gpu.Snapshot, minors map[string]int) map[gpu.UUID][]string {
 	all := map[gpu.UUID][]string{}
 	for _, d := range snap.Devices {
-		if d.UUID == "" || d.Fault.Reason != "" {
+		if d.UUID == "" || d.Fault.Reason != "" || d.Minor < 0 {
 			continue
 		}
 		whole := []string{fmt.Sprintf("/dev/nvidia%d", d.Minor)}

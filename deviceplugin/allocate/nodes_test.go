@@ -72,6 +72,8 @@ func TestMIGDevicesHaveOnlyTheirCapabilities(t *testing.T) {
 	require.NotContains(t, deviceNodes(s, minors), b.UUID, "it could not be used")
 	s.Devices[0].Fault = gpu.Fault{Reason: gpu.ReasonUnreadable}
 	require.NotContains(t, deviceNodes(s, minors), s.Devices[0].UUID, "its minor number may not be its own")
+	s.Devices[0].Fault, s.Devices[0].Minor = gpu.Fault{}, -1
+	require.NotContains(t, deviceNodes(s, minors), s.Devices[0].UUID, "it has none that is known")
 }
 
 func instance(d gpu.Device, m gpu.MIGDevice) string {

@@ -20,6 +20,10 @@ func (b *builder) gpu(d gpu.Device) (whole []string, parts [][]string) {
 		b.warn("GPU %s (%s) is left out: its device node is not known; %s", d.UUID, d.PCI, d.Fault.Message)
 		return nil, nil
 	}
+	if d.Minor < 0 {
+		b.warn("GPU %s (%s) is left out: neither NVML nor /proc/driver/nvidia tells its minor number, so its device node is not known", d.UUID, d.PCI)
+		return nil, nil
+	}
 	if d.UUID == "" || !b.exists[p] {
 		b.warn("GPU %s (%s) is left out: there is no device node %s", d.UUID, d.PCI, path.Join(b.DevRoot, p))
 		return nil, nil

@@ -295,6 +295,18 @@ func TestHarmfulCopiesOfOurFileAreReported(t *testing.T) {
 	}
 }
 
+func TestAGPUWithoutAMinorNumberIsLeftOut(t *testing.T) {
+	s := gputest.Node("t4", 2)
+	all := nodes(s)
+	s.Devices[1].Minor = -1
+	out := Build(Input{Snapshot: s, Nodes: all, Hook: "/hook"})
+	require.Len(t, out.Warnings, 1)
+	require.Contains(t, out.Warnings[0], "tells its minor number")
+	for _, spec := range out.Specs {
+		require.NotContains(t, fmt.Sprint(spec.Devices), s.Devices[1].UUID)
+	}
+}
+
 func TestDuplicateNamesAreWrittenOnce(t *testing.T) {
 	s := gputest.Node("t4", 2)
 	all := nodes(s)
