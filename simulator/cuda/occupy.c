@@ -98,7 +98,7 @@ static bool listed(const struct device *d, bool client)
 static int connect_mps(void)
 {
 	struct sockaddr_un un = {.sun_family = AF_UNIX};
-	struct timeval patience = {.tv_sec = 2};
+	struct timeval patience = {.tv_sec = 10}; /* on a busy machine */
 	const char *dir = getenv("CUDA_MPS_PIPE_DIRECTORY");
 	int n = snprintf(un.sun_path, sizeof un.sun_path, "%s/control", dir && *dir ? dir : "/tmp/nvidia-mps");
 

@@ -92,6 +92,9 @@ func podsFindTheControlDaemon(t *testing.T, s *Suite) {
 		require.FileExists(t, on(mpsShm+note))
 		require.FileExists(t, in+"/root/dev/shm/of-0", "others see it, too")
 	}
+	for i := range 4 {
+		require.NoError(t, checkRunning(s.World.Pod("default", fmt.Sprintf("shares-%d", i))), "it keeps its part")
+	}
 	require.Len(t, users, 2)
 	for id, n := range users {
 		require.Equal(t, 2, n, id)
