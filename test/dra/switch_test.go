@@ -355,7 +355,8 @@ func (s *suite) randomSwitches(t *testing.T) {
 	idle := map[string]time.Time{} // since when neither a container has a GPU nor anybody offers it
 	longest, seen := time.Duration(0), 0
 	modes := []string{nodestate.ServeDRA, nodestate.ServePlugin}
-	for i := range switches {
+	// A kubelet that was killed may start no pod in two switches.
+	for i := 0; i < switches || seen == 0 && i < 10*switches; i++ {
 		s.serve(t, modes[i%2])
 		clear(idle) // the switch is the reason
 		at, end := time.Now().Add(time.Duration(rand.IntN(6000))*time.Millisecond), time.Now().Add(time.Duration(5+rand.IntN(12))*time.Second)
