@@ -34,7 +34,8 @@ type command struct {
 
 func commands() []command {
 	return []command{
-		profiles(), up(), serving(), status(), logging(), xid(), ecc(), remap(), lose(), restore(), reset(), partition(), memfault(), wrong(), degrade(), fabric(), load(), computeMode(), process(), fail(), refuse(), cost(), recording(), down(),
+		profiles(), up(), serving(), status(), logging(), xid(), ecc(), remap(), lose(), restore(), reset(), partition(),
+		memfault(), wrong(), degrade(), fabric(), load(), computeMode(), process(), fail(), refuse(), cost(), recording(), down(),
 	}
 }
 

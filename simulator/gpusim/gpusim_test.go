@@ -71,7 +71,8 @@ func requireGolden(t *testing.T, name, root, got string) {
 func TestHelpOfEveryCommandHasExamplesAndExitCodes(t *testing.T) {
 	all := ok(t, "--help")
 	requireGolden(t, "help.txt", "", all)
-	for _, name := range []string{"profiles", "up", "serve", "status", "xid", "ecc", "remap", "lose", "restore", "reset", "mig", "memfault", "wrong", "degrade", "fabric", "load", "mode", "process", "fail", "refuse", "cost", "record", "down"} {
+	for _, name := range []string{"profiles", "up", "serve", "status", "xid", "ecc", "remap", "lose", "restore", "reset",
+		"mig", "memfault", "wrong", "degrade", "fabric", "load", "mode", "process", "fail", "refuse", "cost", "record", "down"} {
 		help := ok(t, name, "--help")
 		require.Contains(t, all, "\n  "+name)
 		require.Contains(t, help, "Examples:\n  gpusim "+name)

@@ -96,7 +96,8 @@ func prepareSimulator(t *testing.T, folder string) {
 func listMachine(t *testing.T) map[string]bool {
 	t.Helper()
 	found := map[string]bool{}
-	for _, pattern := range []string{"/sys/fs/cgroup/gpuready-" + clusterName + "-*", "/sys/fs/cgroup/*/gpuready-" + clusterName + "-*", "/run/gpu*", "/run/nvidia*", "/etc/cni/*", "/var/lib/gpuready*"} {
+	for _, pattern := range []string{"/sys/fs/cgroup/gpuready-" + clusterName + "-*", "/sys/fs/cgroup/*/gpuready-" + clusterName + "-*",
+		"/run/gpu*", "/run/nvidia*", "/etc/cni/*", "/var/lib/gpuready*"} {
 		paths, err := filepath.Glob(pattern)
 		require.NoError(t, err)
 		for _, path := range paths {

@@ -70,9 +70,12 @@ func main() {
 	switch err := flags.Parse(os.Args[1:]); {
 	case errors.Is(err, pflag.ErrHelp):
 		return
-	case err != nil || flags.NArg() > 0 || o.output != "text" && o.output != "json":
-		fmt.Fprintln(os.Stderr, "gpu-kit: wrong use; see gpu-kit --help:", err)
-		os.Exit(2)
+	case err != nil:
+		exitUsage(err.Error())
+	case flags.NArg() > 0:
+		exitUsage(fmt.Sprintf("%.100q is no flag", flags.Arg(0)))
+	case o.output != "text" && o.output != "json":
+		exitUsage(fmt.Sprintf("--output: %.100q is neither text nor json", o.output))
 	}
 	passed, err := prove(o)
 	if err != nil {
@@ -81,6 +84,11 @@ func main() {
 	if err != nil || !passed {
 		os.Exit(1)
 	}
+}
+
+func exitUsage(why string) {
+	fmt.Fprintln(os.Stderr, "gpu-kit: "+why+"; see gpu-kit --help")
+	os.Exit(2)
 }
 
 // prove runs all steps, and writes the page.

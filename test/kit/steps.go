@@ -281,7 +281,16 @@ func (k *kit) holding(ctx context.Context, flags string, do func() (string, erro
 	if _, err := k.kubectl(ctx, "wait", "--timeout=-1s", "--for=condition=Ready", "pod/holder"); err != nil {
 		return "", err
 	}
-	time.Sleep(2 * time.Second) // it gets its context
+	err = until(ctx, func() error {
+		out, err := k.kubectl(ctx, "logs", "holder")
+		if err == nil && !strings.Contains(out, "Test of ") { // memtest prints this once it has its memory
+			err = fmt.Errorf("pod holder does not use its GPU yet: %s", tail(out))
+		}
+		return err
+	})
+	if err != nil {
+		return "", err
+	}
 	return do()
 }
 
