@@ -387,13 +387,21 @@ func (k *kit) restartMPS(ctx context.Context) (seen string, err error) {
 
 // share gives the device plugin a configuration.
 func (k *kit) share(ctx context.Context, text string) error {
-	const configMap = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: gpuready-device-plugin-config, namespace: gpuready}\ndata: {config.yaml: 'version: v1\n\n  %s'}\n"
+	const configMap = `apiVersion: v1
+kind: ConfigMap
+metadata: {name: gpuready-device-plugin-config, namespace: gpuready}
+data: {config.yaml: 'version: v1
+
+  %s'}
+`
 	if err := k.applyText(ctx, fmt.Sprintf(configMap, text)); err != nil {
 		return err
 	}
 	// A new folder's name makes new pods.
-	_, err := k.kubectl(ctx, "-n", namespaceName, "patch", "daemonset/"+plugin, "-p", fmt.Sprintf(`{"spec":{"template":{"metadata":{"annotations":{"kit":%q}},"spec":{
-"containers":[{"name":"device-plugin","env":[{"name":"CONFIG_FILE","value":"/etc/gpuready/config.yaml"}],"volumeMounts":[{"name":"config","mountPath":"/etc/gpuready","readOnly":true}]}],
+	_, err := k.kubectl(ctx, "-n", namespaceName, "patch", "daemonset/"+plugin, "-p", fmt.Sprintf(`{"spec":{"template":{
+"metadata":{"annotations":{"kit":%q}},"spec":{
+"containers":[{"name":"device-plugin","env":[{"name":"CONFIG_FILE","value":"/etc/gpuready/config.yaml"}],
+"volumeMounts":[{"name":"config","mountPath":"/etc/gpuready","readOnly":true}]}],
 "volumes":[{"name":"config","configMap":{"name":"gpuready-device-plugin-config"}}]}}}}`, text))
 	return err
 }
