@@ -67,15 +67,18 @@ func main() {
 	flags.StringVarP(&o.output, "output", "o", "text", "text or json: what to print at the end")
 	flags.StringVar(&o.simulate, "simulate", "", "folder with the simulated driver's image and manifest, instead of a GPU")
 	flags.DurationVar(&o.limit, "timeout", 8*time.Minute, "time limit of all steps together")
-	switch err := flags.Parse(os.Args[1:]); {
+	err := flags.Parse(os.Args[1:])
+	switch {
 	case errors.Is(err, pflag.ErrHelp):
 		return
-	case err != nil:
-		exitUsage(err.Error())
-	case flags.NArg() > 0:
-		exitUsage(fmt.Sprintf("%.100q is no flag", flags.Arg(0)))
-	case o.output != "text" && o.output != "json":
-		exitUsage(fmt.Sprintf("--output: %.100q is neither text nor json", o.output))
+	case err == nil && flags.NArg() > 0:
+		err = fmt.Errorf("%.100q is no flag", flags.Arg(0))
+	case err == nil && o.output != "text" && o.output != "json":
+		err = fmt.Errorf("--output: %.100q is neither text nor json", o.output)
+	}
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "gpu-kit: %v; see gpu-kit --help\n", err)
+		os.Exit(2)
 	}
 	passed, err := prove(o)
 	if err != nil {
@@ -84,11 +87,6 @@ func main() {
 	if err != nil || !passed {
 		os.Exit(1)
 	}
-}
-
-func exitUsage(why string) {
-	fmt.Fprintln(os.Stderr, "gpu-kit: "+why+"; see gpu-kit --help")
-	os.Exit(2)
 }
 
 // prove runs all steps, and writes the page.
