@@ -94,7 +94,7 @@ func (s *Suite) cleanUpNodes(t *testing.T, args ...string) string {
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+s.Kubeconfig)
 	out, err := cmd.CombinedOutput()
 	require.NoErrorf(t, err, "%s", out)
-	return string(out)
+	return withoutLog(string(out))
 }
 
 // marks returns the sorted labels, annotations, taints and conditions of a Node.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -51,11 +52,18 @@ func (s *Suite) kubectl(t *testing.T, args ...string) (string, error) {
 	defer cancel()
 	cmd := exec.CommandContext(ctx, s.kubectlPath, args...)
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+s.Kubeconfig)
-	var out bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &out
+	var out, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &stderr
 	err := cmd.Run()
-	return out.String(), err
+	return out.String() + withoutLog(stderr.String()), err
 }
+
+// logLine is a line of the log of client-go, which writes it to standard error now and then, such as when a
+// watch ends early that nobody waits for any more.
+var logLine = regexp.MustCompile(`(?m)^[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ \S+:\d+\] .*\n?`)
+
+// withoutLog returns what a client of the API server printed, without the log of client-go.
+func withoutLog(printed string) string { return logLine.ReplaceAllString(printed, "") }
 
 // KubectlPath returns the path of the cluster's kubectl, for programs beside the test.
 func (s *Suite) KubectlPath() string { return s.kubectlPath }
@@ -70,7 +78,7 @@ func (s *Suite) Shell(t *testing.T, dir, line string) string {
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+s.Kubeconfig, "PATH="+filepath.Dir(s.kubectlPath)+":"+os.Getenv("PATH"))
 	out, err := cmd.CombinedOutput()
 	require.NoErrorf(t, err, "%s:\n%s", line, out)
-	return string(out)
+	return withoutLog(string(out))
 }
 
 // Apply applies manifests of deployments/static, as they are.

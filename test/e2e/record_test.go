@@ -56,3 +56,12 @@ func TestCharactersAreNotDivided(t *testing.T) {
 		require.Equal(t, want, string(wholeRunes([]byte(text))), "%q", text)
 	}
 }
+
+func TestTheLogOfAClientIsNoOutput(t *testing.T) {
+	const printed = `I1129 11:13:01.692380  23080 reflector.go:664] "Warning: watch ended with error" err="context canceled"
+node/n1 condition met
+E1129 11:13:01.692380       1 reflector.go:664] "x"
+I was not written by klog
+`
+	require.Equal(t, "node/n1 condition met\nI was not written by klog\n", withoutLog(printed))
+}
