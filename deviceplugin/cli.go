@@ -15,6 +15,7 @@ import (
 	"github.com/gpuready/gpuready/deviceplugin/plugin"
 	"github.com/gpuready/gpuready/deviceplugin/settings"
 	"github.com/gpuready/gpuready/internal/gpu/nvml"
+	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/internal/version"
 )
@@ -120,7 +121,7 @@ func openDriver(place driver.Place, process *nvml.Process, log *slog.Logger, onF
 			root = "/" // NVML then searches the loader's path
 		}
 	}
-	source, err := nvml.Open(nvml.Options{HostRoot: place.HostRoot, DriverRoot: root, Library: path, Process: process, Log: log, OnFailure: onFailure, Partitions: partitions, ReadOutside: nvml.NewOutsideReader(place.HostRoot, root)})
+	source, err := nvml.Open(nvml.Options{HostRoot: place.HostRoot, DriverRoot: root, Library: path, Process: process, Log: log, OnFailure: onFailure, Partitions: partitions, ReadOutside: nvml.NewOutsideReader(place.HostRoot, root), WatchDevices: host.WatchDevices})
 	if err != nil {
 		return plugin.Opened{}, err
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/gpu/nvml"
+	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/internal/inotify"
 	"github.com/gpuready/gpuready/internal/metricsserver"
 	"github.com/gpuready/gpuready/internal/program"
@@ -40,7 +41,7 @@ func (d driver) Find(root string) (string, error) { return nvml.FindLibrary(d.ho
 func (d driver) Open(root string) (gpu.Source, error) {
 	source, err := nvml.Open(nvml.Options{
 		HostRoot: d.hostRoot, DriverRoot: root, Log: d.log, ReadOutside: nvml.NewOutsideReader(d.hostRoot, root),
-		Slice: slice, ProbeInterval: probeInterval,
+		WatchDevices: host.WatchDevices, Slice: slice, ProbeInterval: probeInterval,
 	})
 	if errors.Is(err, nvml.ErrOtherLibrary) {
 		err = fmt.Errorf("%w: %w", daemon.ErrReplaced, err)

@@ -1,6 +1,6 @@
 // Package driver finds the driver's NVML library, waits until there is one, and notices
 // when the library in use is replaced. It reacts to events of the kernel. Only for
-// changes without an event, such as a loaded module, does it check at intervals.
+// changes without an event does it check at intervals.
 package driver
 
 import (
@@ -20,9 +20,13 @@ import (
 // Containerised is the host path of a driver container's root.
 const Containerised = "/run/nvidia/driver"
 
-// moduleInterval is the interval of checks for a change without an event: the kernel
-// module was loaded while library and device nodes existed already.
-const moduleInterval = 10 * time.Second
+const (
+	// checkInterval is the interval of checks for a change without an event: the kernel's events of devices
+	// cannot be received, or a module that was loaded long before became able to work.
+	checkInterval = 10 * time.Second
+	// moduleTime is the time that a module is given to initialise after the kernel has told that it is loaded.
+	moduleTime = time.Second
+)
 
 // Place describes where a driver may be: below a given root, or, with Root "", below
 // that of a driver container or else on the host itself.
@@ -31,6 +35,9 @@ type Place struct {
 	Root      string   // host path
 	RootOnly  bool     // search only below Root, not also where this process's dynamic loader searches
 	MoreFiles []string // paths of more files whose change triggers a check, as this process sees them
+
+	// WatchDevices delivers the kernel's events of GPUs and of the driver's modules until ctx ends. nil: host.WatchDevices.
+	WatchDevices func(ctx context.Context, changed func(host.DeviceEvent)) error
 }
 
 // Find returns the driver root, a host path, and the path of its NVML library as this process
@@ -76,6 +83,13 @@ func (p Place) watchedPaths() []string {
 	return paths
 }
 
+func (p Place) watchDevices() func(context.Context, func(host.DeviceEvent)) error {
+	if p.WatchDevices != nil {
+		return p.WatchDevices
+	}
+	return host.WatchDevices
+}
+
 // mountableRoots returns the roots to watch for being mounted. The host's own root is not among
 // them, since there are mounts below it with each pod.
 func (p Place) mountableRoots() []string {
@@ -88,9 +102,9 @@ func (p Place) mountableRoots() []string {
 	return roots
 }
 
-// watchUntil calls check at once, at each change of the watched files and of moreFiles, and every
-// moduleInterval, from one goroutine, until check returns true or ctx ends. It sets up the
-// watch only after the first check, which usually succeeds, and then checks again.
+// watchUntil calls check at once, at each change of the watched files and of moreFiles, at the kernel's events of
+// GPUs and of the driver's modules, and every checkInterval, from one goroutine, until check returns true or ctx
+// ends. It sets up the watch only after the first check, which usually succeeds, and then checks again.
 func (p Place) watchUntil(ctx context.Context, moreFiles []string, check func() (done bool)) error {
 	if check() {
 		return nil
@@ -102,11 +116,22 @@ func (p Place) watchUntil(ctx context.Context, moreFiles []string, check func() 
 	group.Go(func() error {
 		return host.Watch(ctx, append(p.watchedPaths(), moreFiles...), p.mountableRoots(), notifier(changed))
 	})
-	tick := time.NewTicker(moduleInterval)
+	devices := make(chan struct{}, 1)
+	group.Go(func() error {
+		_ = p.watchDevices()(ctx, func(host.DeviceEvent) { notifier(devices)() })
+		return ctx.Err() // nil if there are no events: checkInterval remains
+	})
+	tick := time.NewTicker(checkInterval)
 	defer tick.Stop()
+	module := time.NewTimer(0)
+	<-module.C
+	defer module.Stop()
 	for done := false; !done; done = check() {
 		select {
 		case <-changed: // also as soon as the watch is set up
+		case <-devices:
+			module.Reset(moduleTime)
+		case <-module.C:
 		case <-tick.C:
 		case <-ctx.Done():
 			return group.Wait()

@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpuready/gpuready/deviceplugin/driver"
 	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/test/lab/leak"
 	"github.com/gpuready/gpuready/test/lab/node"
 )
@@ -51,18 +52,18 @@ func installLibrary(t *testing.T, root, version string) string {
 }
 
 func TestContainerisedDriverIsPreferred(t *testing.T) {
-	host := t.TempDir()
-	place := driver.Place{HostRoot: host}
+	dir := t.TempDir()
+	place := driver.Place{HostRoot: dir}
 	_, _, err := place.Find()
 	require.ErrorIs(t, err, gpu.ErrNoDriver)
 
-	own := installLibrary(t, host, "1.0")
+	own := installLibrary(t, dir, "1.0")
 	root, library, err := place.Find()
 	require.NoError(t, err)
 	require.Equal(t, "/", root)
 	require.Equal(t, own, library)
 
-	contained := installLibrary(t, filepath.Join(host, driver.Containerised), "2.0")
+	contained := installLibrary(t, filepath.Join(dir, driver.Containerised), "2.0")
 	root, library, err = place.Find()
 	require.NoError(t, err)
 	require.Equal(t, driver.Containerised, root)
@@ -75,8 +76,8 @@ func TestContainerisedDriverIsPreferred(t *testing.T) {
 }
 
 func TestWaitOpensAfterAChange(t *testing.T) {
-	host := t.TempDir()
-	place := driver.Place{HostRoot: host, Root: "/opt/driver"}
+	dir := t.TempDir()
+	place := driver.Place{HostRoot: dir, Root: "/opt/driver"}
 	waiting := make(chan error, 16)
 	type result struct {
 		library string
@@ -91,10 +92,45 @@ func TestWaitOpensAfterAChange(t *testing.T) {
 		done <- result{library, err}
 	}()
 	require.ErrorIs(t, <-waiting, gpu.ErrNoDriver)
-	library := installLibrary(t, filepath.Join(host, "opt/driver"), "1.0")
+	library := installLibrary(t, filepath.Join(dir, "opt/driver"), "1.0")
 	r := <-done
 	require.NoError(t, r.err)
 	require.Equal(t, library, r.library)
+}
+
+func TestWaitChecksWhenTheKernelLoadsAModule(t *testing.T) {
+	events := make(chan struct{})
+	place := driver.Place{HostRoot: t.TempDir(), WatchDevices: func(ctx context.Context, changed func(host.DeviceEvent)) error {
+		for {
+			select {
+			case <-events:
+				changed(host.DeviceEvent{})
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+	}}
+	checks := make(chan struct{}, 16)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		_, err := driver.WaitOpen(ctx, place, func() (int, error) { return 0, gpu.ErrNoDriver }, func(error) bool { return true },
+			func(error) { checks <- struct{}{} })
+		ended <- err
+	}()
+	for range 2 { // at once, and as soon as files are watched
+		<-checks
+	}
+	events <- struct{}{}
+	for range 2 { // at once, and once the module has initialised; without the event it would take ten seconds
+		select {
+		case <-checks:
+		case <-time.After(8 * time.Second):
+			t.Fatal("the event is not followed by a check")
+		}
+	}
+	cancel()
+	require.ErrorIs(t, <-ended, context.Canceled)
 }
 
 func TestWaitReturnsPermanentErrors(t *testing.T) {
@@ -121,11 +157,11 @@ func TestReplaced(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			host := t.TempDir()
-			root := filepath.Join(host, "driver")
+			dir := t.TempDir()
+			root := filepath.Join(dir, "driver")
 			loaded := driver.StatLibrary(installLibrary(t, root, "1.0"))
 			done := make(chan error, 1)
-			go func() { done <- driver.WaitReplaced(soon(t), driver.Place{HostRoot: host, Root: "/driver"}, loaded) }()
+			go func() { done <- driver.WaitReplaced(soon(t), driver.Place{HostRoot: dir, Root: "/driver"}, loaded) }()
 			replace(t, root)
 			require.NoError(t, <-done)
 		})
@@ -133,13 +169,13 @@ func TestReplaced(t *testing.T) {
 }
 
 func TestMissingDriverIsNotReplaced(t *testing.T) {
-	host := t.TempDir()
-	root := filepath.Join(host, "driver")
+	dir := t.TempDir()
+	root := filepath.Join(dir, "driver")
 	loaded := driver.StatLibrary(installLibrary(t, root, "1.0"))
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	require.NoError(t, os.RemoveAll(root))
-	require.ErrorIs(t, driver.WaitReplaced(ctx, driver.Place{HostRoot: host, Root: "/driver"}, loaded), context.DeadlineExceeded)
+	require.ErrorIs(t, driver.WaitReplaced(ctx, driver.Place{HostRoot: dir, Root: "/driver"}, loaded), context.DeadlineExceeded)
 }
 
 func TestMountedDriverRootIsNoticed(t *testing.T) {
@@ -169,9 +205,9 @@ func TestMountedDriverRootIsNoticed(t *testing.T) {
 }
 
 func TestLoaded(t *testing.T) {
-	host := t.TempDir()
-	require.False(t, driver.IsModuleLoaded(host))
-	require.NoError(t, os.MkdirAll(filepath.Join(host, "proc/driver/nvidia"), 0o755))
-	require.NoError(t, os.WriteFile(filepath.Join(host, "proc/driver/nvidia/version"), nil, 0o644))
-	require.True(t, driver.IsModuleLoaded(host))
+	dir := t.TempDir()
+	require.False(t, driver.IsModuleLoaded(dir))
+	require.NoError(t, os.MkdirAll(filepath.Join(dir, "proc/driver/nvidia"), 0o755))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "proc/driver/nvidia/version"), nil, 0o644))
+	require.True(t, driver.IsModuleLoaded(dir))
 }

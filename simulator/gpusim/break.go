@@ -71,7 +71,8 @@ handle   it is counted, but asking for its handle says GPU_IS_LOST
 gone     it is no longer counted, and the indexes of the GPUs after it move down
 unknown  it is counted, but calls on it say ERROR_UNKNOWN
 
-With --xid the driver also reports XID 79, that it has fallen off the bus.`,
+But for unknown, its PCI configuration space reads as all ones. With --xid the
+driver also reports XID 79, that it has fallen off the bus.`,
 		example: "gpusim lose --gpu 3\ngpusim lose --gpu 3 --how gone --xid=false",
 		begin: func(c *call) func() error {
 			c.rootFlag()
@@ -146,10 +147,15 @@ func (c *call) reset(patience time.Duration) error {
 	ctx, cancel := context.WithTimeout(c.ctx, patience)
 	defer cancel()
 	err = f.WithExclusive(ctx, index, func() error {
-		return f.Update(func(s *state.State) error {
+		var changed state.GPU
+		if err := f.Update(func(s *state.State) error {
 			s.ResetGPU(index)
+			changed = s.Gpu[index]
 			return nil
-		})
+		}); err != nil {
+			return err
+		}
+		return c.driver().ShowOnBus(changed)
 	})
 	if errors.Is(err, state.ErrHeld) {
 		return fmt.Errorf("%w; end the programs that use it, or wait for them with --wait", err) // who waits for the lock still has the file

@@ -168,13 +168,20 @@ func (c *call) change(change func(s *state.State, index int) ([]state.Event, err
 	}
 	// The events follow from the change, so they are known only once it is made.
 	var events []state.Event
+	var changed state.GPU
 	err = f.Update(func(s *state.State) error {
 		index, err := c.find(s)
 		if err != nil {
 			return err
 		}
-		events, err = change(s, index)
-		return err
+		if events, err = change(s, index); err != nil {
+			return err
+		}
+		changed = s.Gpu[index]
+		return nil
 	}, func() []state.Event { return events })
+	if err == nil {
+		err = c.driver().ShowOnBus(changed)
+	}
 	return errors.Join(err, f.Close())
 }

@@ -342,21 +342,28 @@ func TestAnotherMachineReplacesTheDriverAtomically(t *testing.T) {
 }
 
 // whole fails if what is at root is not one driver and all of it. It looks only
-// at one mount: what it opens is relative to it.
+// at one mount: what it opens is relative to it. One that was covered by another meanwhile is
+// being emptied.
 func whole(root string, seen map[string]bool) error {
 	dir, err := os.OpenRoot(root)
 	if err != nil {
 		return err
 	}
 	defer dir.Close()
-	if _, err := dir.Stat("usr"); err != nil {
-		return nil // the old one, emptied since it was covered
+	err = wholeDriver(dir, seen)
+	if errors.Is(err, os.ErrNotExist) {
+		was, errWas := dir.Stat(".")
+		now, errNow := os.Stat(root)
+		if errWas == nil && errNow == nil && !os.SameFile(was, now) {
+			return nil
+		}
 	}
+	return err
+}
+
+func wholeDriver(dir *os.Root, seen map[string]bool) error {
 	lib := strings.TrimPrefix(node.LibraryDir(), "/")
 	target, err := dir.Readlink(lib + "/libnvidia-ml.so.1")
-	if errors.Is(err, os.ErrNotExist) {
-		return nil // the old one, being emptied
-	}
 	if err != nil {
 		return err
 	}

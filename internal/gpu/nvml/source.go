@@ -23,6 +23,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/host"
 )
 
 // Options configure the location of the driver and the timeouts of a Source.
@@ -51,6 +52,9 @@ type Options struct {
 	Partitions bool
 	// ReadOutside reads GPUs that this process has released; nil: see Release.
 	ReadOutside OutsideReader
+	// WatchDevices delivers the kernel's events of GPUs that come and go, and of the driver's modules, until ctx
+	// ends (host.WatchDevices). nil: Watch notices those changes by probing.
+	WatchDevices func(ctx context.Context, changed func(host.DeviceEvent)) error
 
 	// Process is shared by the Sources that a process opens one after the other. nil: there is only one.
 	Process *Process
@@ -78,6 +82,7 @@ type Source struct {
 
 	outside      OutsideReader
 	outsideEvery time.Duration
+	watchDevices func(context.Context, func(host.DeviceEvent)) error
 	fabricInfo   func(nvml.Device) (nvml.GpuFabricInfo_v3, nvml.Return) // readFabricInfo; another in tests
 
 	*calls
@@ -178,7 +183,7 @@ func Open(o Options) (*Source, error) {
 func newSource(lib nvml.Interface, o Options) *Source {
 	s := &Source{
 		lib: lib, partitions: o.Partitions, log: o.Log, probe: o.ProbeInterval, slice: o.Slice, hurried: 10 * time.Second, hurry: make(chan struct{}, 1), quiet: 10 * time.Second,
-		outside: o.ReadOutside, outsideEvery: outsideEvery,
+		outside: o.ReadOutside, outsideEvery: outsideEvery, watchDevices: o.WatchDevices,
 		fabricInfo: readFabricInfo,
 		memory:     memory{devices: map[gpu.UUID]reading{}, facts: map[gpu.UUID]facts{}, noXIDs: map[gpu.UUID]time.Time{}, out: map[gpu.UUID]gpu.Fault{}, ancestors: map[[2]gpu.PCIAddress]gpu.LinkKind{}, numa: map[gpu.PCIAddress]int{}, unlisted: map[gpu.UUID]string{}},
 	}

@@ -41,6 +41,7 @@ func (s *Source) Watch(ctx context.Context, ready func(), deliver func(gpu.Event
 		unwatched: map[gpu.UUID]bool{}, worked: map[gpu.UUID]bool{}, lastEvent: time.Now(),
 		outsideReadings: make(chan outsideReading, 1), outsideReadAt: map[gpu.UUID]time.Time{}, outsideErrors: map[gpu.UUID]string{},
 	}
+	w.followBus()
 	defer w.end()
 	if err := w.begin(); err != nil {
 		return err
@@ -82,6 +83,8 @@ type watch struct {
 	outsideReadings chan outsideReading
 	outsideReadAt   map[gpu.UUID]time.Time // start of the last read
 	outsideErrors   map[gpu.UUID]string    // the last logged error
+
+	bus bus
 }
 
 const maxStrikes = 3
@@ -142,6 +145,10 @@ func (w *watch) run() error {
 		case got := <-w.outsideReadings:
 			err = w.handleOutside(got)
 			w.readNextOutside() // at once: a node may have lost all its GPUs together
+		case address := <-w.bus.events:
+			w.handleBusEvent(address)
+		case <-w.bus.timer.C:
+			w.lookAtBus()
 		case <-tick.C:
 			if w.cycled != nil {
 				w.reportSlowCycle()
@@ -178,6 +185,7 @@ func (w *watch) end() {
 	close(w.over)
 	w.cancel()
 	defer w.outsideReader.Wait()
+	defer w.leaveBus()
 	patience := time.NewTimer(w.slice + w.limit)
 	defer patience.Stop()
 	for _, set := range w.sets {
@@ -365,6 +373,7 @@ func (w *watch) probeAll() error {
 	}
 	before := w.seen
 	w.seen = devices(all)
+	w.lookAtBus()
 	reported := map[gpu.UUID]bool{}
 	for _, old := range [][]gpu.Device{before, w.takeLastSnapshot()} {
 		for _, event := range changes(old, w.seen) {

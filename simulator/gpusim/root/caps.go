@@ -1,7 +1,12 @@
 package root
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/gpuready/gpuready/simulator/state"
@@ -124,10 +129,7 @@ func (m Machine) sys() []Entry {
 
 func pciDevice(p state.PCI, class uint32, numa int, driver string) []Entry {
 	dir := "sys/bus/pci/devices/" + p.Address() + "/"
-	vendor, device := p.DeviceId&0xffff, p.DeviceId>>16
-	if p.DeviceId == 0 {
-		vendor = 0x10de
-	}
+	vendor, device := pciID(p)
 	return []Entry{
 		text(dir+"vendor", "0x%04x\n", vendor),
 		text(dir+"device", "0x%04x\n", device),
@@ -140,6 +142,32 @@ func pciDevice(p state.PCI, class uint32, numa int, driver string) []Entry {
 		NewFile(dir+"config", 0o644, configSpace(vendor, device, class, p.SubsystemId)),
 		link(dir+"driver", "../../drivers/"+driver),
 	}
+}
+
+func pciID(p state.PCI) (vendor, device uint32) {
+	if p.DeviceId == 0 {
+		return 0x10de, 0
+	}
+	return p.DeviceId & 0xffff, p.DeviceId >> 16
+}
+
+// ShowOnBus lets the configuration space of a GPU be all ones if the GPU has fallen off the bus, as the bus
+// answers for a device that does not, and else what it was.
+func (r *Root) ShowOnBus(g state.GPU) error {
+	vendor, device := pciID(g.Pci)
+	content := configSpace(vendor, device, classGPU, g.Pci.SubsystemId)
+	if g.Lost != state.LostNo && g.Lost != state.LostUnknown {
+		content = bytes.Repeat([]byte{0xff}, len(content))
+	}
+	f, err := os.OpenFile(filepath.Join(r.Dir, "sys/bus/pci/devices", g.Pci.Address(), "config"), os.O_WRONLY, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // a root of an older gpusim
+	}
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteAt(content, 0)
+	return errors.Join(err, f.Close())
 }
 
 // configSpace returns the standard header of a PCI device (PCI Local Bus Specification
