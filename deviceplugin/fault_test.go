@@ -132,6 +132,7 @@ func TestReplicasOfABrokenGPUAreUnhealthy(t *testing.T) {
 	for _, d := range r.Devices {
 		require.Equal(t, strings.HasPrefix(d.GetID(), r.Devices[0].GetID()[:40]), d.GetHealth() == v1beta1.Healthy, d.GetID())
 	}
+	m.fault(1, true)
 	m.sim("restore", "--gpu", "1")
 	m.wait(20)
 }
@@ -155,6 +156,7 @@ func TestMIGDevicesFollowTheirGPU(t *testing.T) {
 	r = m.waitForDevices(small, 2)
 	require.Equal(t, []int{0, 1, 2}, unhealthy(r))
 	require.Equal(t, ids(before), ids(r))
+	m.fault(0, true)
 	m.sim("restore", "--gpu", "0")
 	m.waitForDevices(small, 5)
 }
