@@ -206,3 +206,13 @@ func TestProfilesAndInstancesSurviveARestartOfThePlugin(t *testing.T) {
 	after.health = health.Restore(before.stateFile(testBoot))
 	require.Equal(t, before.inventory(), after.inventory())
 }
+
+// gpu-dra-driver tells it; until it has in this boot, nobody knows.
+func TestTheTelemetryLearnsWhichClaimsHoldNothing(t *testing.T) {
+	p := &Plugin{cfg: Config{HostRoot: t.TempDir(), StateDir: "/state"}, boot: "00000000-0000-4000-8000-000000000000"}
+	require.Empty(t, p.readAdminAccess())
+	watched := []nodestate.ClaimedDevice{{Claim: "team/watch", GPU: "GPU-0"}}
+	require.NoError(t, nodestate.Write(p.stateDir(nodestate.DRADriver), nodestate.State{
+		Component: nodestate.DRADriver, BootID: p.boot, Phase: nodestate.Ready, DRADriver: &nodestate.DRADriverInfo{AdminAccess: watched}}))
+	require.Equal(t, watched, p.readAdminAccess())
+}
