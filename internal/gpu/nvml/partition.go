@@ -186,9 +186,9 @@ func (s *Source) CreatePartition(ctx context.Context, at gpu.Placement) (gpu.Par
 			return made, nil
 		}
 		if undo := destroyInstance(instance); undo != nil {
-			return made, fmt.Errorf("%w: %w; removing it failed: %w", gpu.ErrLeftover, partitionError(err), undo)
+			return made, fmt.Errorf("%w: %w; removing it failed: %w", gpu.ErrLeftover, err, undo)
 		}
-		return made, partitionError(err)
+		return made, err // the place was free, whatever the driver calls it: the GPU instance was there for a moment
 	})
 	if _, hung := errors.AsType[*hungError](err); hung || ctx.Err() != nil && err != nil {
 		err = fmt.Errorf("%w: %w", gpu.ErrLeftover, err) // the driver may still create it
