@@ -163,7 +163,12 @@ func TestAFaultOfOneInstanceIsThatOfItsPlace(t *testing.T) {
 	require.Equal(t, nodestate.Degraded, file.Phase, "%s: %s", file.Reason, file.Message)
 	require.Equal(t, g.MIG[0].GPUInstance, *file.DevicePlugin.Faults[0].GPUInstance)
 
-	file = play(instanceDestroyed(gpu.Placement{GPU: d.UUID, Profile: 19, Start: 2, Size: 1}), 4)
+	made := gpu.Partition{Placement: gpu.Placement{GPU: d.UUID, Profile: 19, Start: 2, Size: 1}, GPUInstance: d.MIG[0].GPUInstance}
+	require.False(t, instanceCreated(gpu.Partition{Placement: made.Placement, GPUInstance: 99})(&s, time.Unix(4, 0)), "no other's fault ends")
+	anew := s
+	require.True(t, instanceCreated(made)(&anew, time.Unix(4, 0)))
+	require.Empty(t, anew.stateFile(testBoot).DevicePlugin.Faults)
+	file = play(instanceDestroyed(made.Placement), 4)
 	require.Empty(t, file.DevicePlugin.Faults)
 	require.Nil(t, file.DevicePlugin.Inventory[0].Whole)
 	require.Nil(t, file.DevicePlugin.Inventory[0].Instances[0].Condition)
