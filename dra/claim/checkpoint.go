@@ -323,5 +323,8 @@ func (s Store) Save(c *Checkpoint) error {
 	if err != nil {
 		return fmt.Errorf("encode %s: %w", s.Path, err)
 	}
+	if len(data) >= maxCheckpoint {
+		return fmt.Errorf("the record of prepared claims has %d bytes, no more than %d may be written", len(data), maxCheckpoint-1)
+	}
 	return record.Write(s.Path, append(data, '\n'))
 }

@@ -161,3 +161,14 @@ func TestADamagedRecordIsNotRemovedBeforeThereIsAnother(t *testing.T) {
 		})
 	}
 }
+
+// Read would take it for no record, and set it aside with all that it has.
+func TestARecordThatCouldNotBeReadIsNotWritten(t *testing.T) {
+	b := newBench(t)
+	b.requirePrepared(t, allocated("c", "gpu-0"), "GPU-0")
+	full := b.record(t)
+	full.Claims = append(full.Claims, Prepared{UID: "large", Name: strings.Repeat("x", maxCheckpoint)})
+	require.ErrorContains(t, b.Store.Save(full), "no more than")
+	require.NotNil(t, b.record(t).Find("uid-c"))
+	require.False(t, b.record(t).Lost)
+}
