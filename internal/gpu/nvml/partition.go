@@ -400,16 +400,21 @@ func (s *Source) findHandle(id gpu.UUID) (nvml.Device, error) {
 	order := slices.Clone(s.memory.order)
 	s.mu.Unlock()
 	known := slices.Index(order, id)
+	var failed error // of the GPU that has its index now, which may be another
 	if known >= 0 {
 		handle, ret := s.lib.DeviceGetHandleByIndex(known)
 		is, found, err := isDevice(handle, ret, id)
-		if err != nil || found {
-			return is, err
+		if found {
+			return is, nil
 		}
+		failed = err
 	} else if len(order) > 0 {
 		return nil, fmt.Errorf("%w: the driver does not list it", gpu.ErrUnreachable)
 	}
 	count, ret := s.lib.DeviceGetCount()
+	if failed != nil && (ret != nvml.SUCCESS || count == len(order)) {
+		return nil, failed
+	}
 	if err := check("nvmlDeviceGetCount", ret); err != nil {
 		return nil, err
 	}

@@ -158,6 +158,8 @@ func TestPartitionsOpenTheirGPUOnly(t *testing.T) {
 	f.lose(f.gpus[0].device.UUID, "gone") // the indexes shift before the GPUs are read again
 	require.NoError(t, s.DestroyPartition(t.Context(), at))
 	require.Contains(t, opened, 0)
+	f.lose(f.gpus[2].device.UUID, "handle") // and has the index now that this one had
+	require.NoError(t, s.DestroyPartition(t.Context(), at))
 }
 
 func TestAPartitionOnAGPUThatCannotBeReached(t *testing.T) {
