@@ -50,6 +50,20 @@ func TestInventoryListsEveryGPUWithItsHealth(t *testing.T) {
 	}, all[0].MIG[0])
 }
 
+// The first fault stays its reason. After the driver was loaded again, its number may be another's.
+func TestTheInventoryTellsWhichGPUIsGone(t *testing.T) {
+	node := gputest.Node("t4", 2)
+	left := node.Clone()
+	left.Devices = left.Devices[:1]
+	facts := []fact{configInForce(Settings{Config: &config.Config{}}), driverFound(node, "/", true), eventsSeen([]gpu.Event{gputest.XID(gputest.GPU(1), 79)}),
+		snapshotRead(left, "/", nil, nil, time.Time{})}
+	all := playedState(facts...).inventory()
+	require.Equal(t, gpu.ReasonXID, all[1].Reason)
+	require.True(t, all[1].Missing)
+	require.False(t, all[0].Missing)
+	require.False(t, playedState(append(facts, snapshotRead(node, "/", nil, nil, time.Time{}))...).inventory()[1].Missing, "it is back")
+}
+
 func TestInventorySurvivesARestartOfThePlugin(t *testing.T) {
 	node := gputest.Node("a100-mig", 2)
 	node.Devices[0].ComputeMode, node.Devices[0].Fabric = gpu.ComputeProhibited, gpu.Fabric{Cluster: [16]byte{1}, Clique: 2}
