@@ -91,7 +91,7 @@ func (r *Resource) chooseDevices(ids []string) ([]plan.Device, error) {
 		case slices.Contains(ids[:i], id):
 			return nil, status.Errorf(codes.InvalidArgument, "device %s was requested twice", id)
 		case !d.Healthy():
-			return nil, status.Errorf(codes.FailedPrecondition, "device %s has been unhealthy since %s: %s", id, d.Since.UTC().Format(time.RFC3339), d.Fault)
+			return nil, status.Errorf(codes.FailedPrecondition, "device %s has been unhealthy since %s: %s", id, d.Since.UTC().Format(time.RFC3339), describeFault(d.Fault))
 		case d.Replicas > 0 && len(ids) > 1 && r.limitsToOne():
 			return nil, status.Errorf(codes.InvalidArgument, "a container may have one %s and requested %d: it is a part of a shared GPU, and more parts do not give more of the GPU; "+
 				"request 1, or set failRequestsGreaterThanOne: false in the device plugin's sharing", r.name, len(ids))
@@ -106,6 +106,17 @@ func (r *Resource) chooseDevices(ids []string) ([]plan.Device, error) {
 	}
 	slices.SortFunc(chosen, func(a, b plan.Device) int { return cmp.Compare(r.indexOf[a.ID], r.indexOf[b.ID]) })
 	return chosen, nil
+}
+
+// reasonHeldByClaim is gpu-dra-driver's. Its message names a claim, which may be another tenant's.
+const reasonHeldByClaim gpu.Reason = "HeldByClaim"
+
+// describeFault returns what the author of any pod may know of a fault.
+func describeFault(f gpu.Fault) string {
+	if f.Reason == reasonHeldByClaim {
+		return string(f.Reason) + "; next: let the pod be created again"
+	}
+	return f.String()
 }
 
 // mixesShared reports whether the devices include both devices shared by MPS and

@@ -168,6 +168,15 @@ func TestRefusalsHaveAReason(t *testing.T) {
 	}
 }
 
+// The device plugin does not learn whose pod it is that is refused.
+func TestARefusalNamesNoClaim(t *testing.T) {
+	cfg, r := parse(t, "version: v1"), resource(t, parse(t, "version: v1"), node(), "nvidia.com/gpu")
+	r.Devices[0].Fault = gpu.Fault{Reason: "HeldByClaim", Message: "held by claim secret/job (8a1f)"}
+	_, err := allocate.New(cfg, host(), r).Allocate([]string{r.Devices[0].ID})
+	require.ErrorContains(t, err, ": HeldByClaim; next: ")
+	require.NotContains(t, err.Error(), "secret")
+}
+
 // With CDI no response sets the variable that the NVIDIA container runtime uses, or the
 // container would get its GPUs twice. The given device nodes belong to the allocated
 // devices alone, each once.

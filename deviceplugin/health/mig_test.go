@@ -205,6 +205,23 @@ func TestAContainedFaultEndsWithItsInstance(t *testing.T) {
 	require.Equal(t, unhealthy(h, placed), unhealthy(h.ApplyDestroyed(gpu.Placement{GPU: "GPU-other", Start: 5, Size: 1}, now), placed))
 }
 
+// A tenant's partition is created, faults and is destroyed before the GPU is read, and the next has its number.
+func TestAFaultOfAnInstanceThatWasNeverListedIsNotTheNextOnes(t *testing.T) {
+	id := divided.Devices[0].UUID
+	next := redivided(func(d *gpu.Device) {
+		d.Instances = []gpu.Instance{{ID: 6, Profile: 19, Start: 5, Size: 1}}
+		d.MIG = append(d.MIG, gpu.MIGDevice{Index: 4, UUID: "MIG-next", GPUInstance: 6})
+	})
+	h := health.New(gpu.Fault{}).ApplySnapshot(divided, now).ApplyEvent(instance(id, 6, 0, 69), now)
+	h = h.ApplyDestroyed(gpu.Placement{GPU: id, Profile: 19, Start: 4, Size: 1}, now)
+	made := gpu.Partition{Placement: gpu.Placement{GPU: id, Profile: 19, Start: 5, Size: 1}, GPUInstance: 6}
+	require.Empty(t, unhealthy(h.ApplyCreated(made, now).ApplySnapshot(next, now), next))
+	made.GPUInstance = 5
+	require.Len(t, h.ApplyCreated(made, now).Faults(), 1)
+	made.GPU = "GPU-other"
+	require.Equal(t, h, h.ApplyCreated(made, now))
+}
+
 // A partition is created and its program faults before the GPU is read again.
 func TestAContainedFaultOfANewInstanceConcernsNoOther(t *testing.T) {
 	id := divided.Devices[0].UUID
@@ -244,6 +261,7 @@ func TestAFaultThatNeedsAResetOutlivesItsInstance(t *testing.T) {
 	require.Equal(t, gpu.ReasonXID, whole.Reason)
 	require.Len(t, unhealthy(h.ApplySnapshot(divided, now), divided), 2, "it is the same instance as before")
 	require.Len(t, unhealthy(h.ApplyDestroyed(gpu.Placement{GPU: id}, now), anew), 2)
+	require.Len(t, unhealthy(h.ApplyCreated(gpu.Partition{Placement: gpu.Placement{GPU: id}, GPUInstance: 2}, now), anew), 2)
 	off := redivided(func(d *gpu.Device) { d.MIGEnabled, d.MIG = false, nil })
 	require.Len(t, unhealthy(h.ApplySnapshot(off, now), off), 1, "the GPU")
 }

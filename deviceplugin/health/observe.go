@@ -81,6 +81,17 @@ func hasDecisiveTwin(devices []gpu.Device, i int) bool {
 		slices.ContainsFunc(devices[i+1:], func(d gpu.Device) bool { return d.UUID == devices[i].UUID && rank(d) > rank(devices[i]) })
 }
 
+// ApplyCreated returns the State after a GPU instance was created. The driver may have given it the number of one that
+// was destroyed before the GPU was read, whose faults are not its own.
+func (s State) ApplyCreated(made gpu.Partition, now time.Time) State {
+	if _, known := s.gpus[made.GPU]; !known {
+		return s
+	}
+	return s.updateGPUs(made.GPU, now, func(g GPU) GPU {
+		return g.endInstances(func(instance int) bool { return instance == made.GPUInstance })
+	})
+}
+
 // ApplyDestroyed returns the State after the GPU instance at a placement was destroyed.
 func (s State) ApplyDestroyed(at gpu.Placement, now time.Time) State {
 	if _, known := s.gpus[at.GPU]; !known {

@@ -14,6 +14,7 @@ import (
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
@@ -93,15 +94,15 @@ func ReadAllocations(ctx context.Context, podResources, recordPath string) (all 
 	return all, claims, nil
 }
 
-// ClaimedDevices returns the GPUs and MIG devices that a container holds by claims: gpu-dra-driver names them to the
-// container runtime by their UUIDs.
-func ClaimedDevices(c *podresources.ContainerResources) (all []gpu.UUID) {
+// ClaimedDevices returns the GPUs and MIG devices that a container has by claims: gpu-dra-driver names them to the
+// container runtime by their UUIDs. Those of claims with administrative access, which hold nothing, are among them.
+func ClaimedDevices(c *podresources.ContainerResources) (all []nodestate.ClaimedDevice) {
 	for _, d := range c.GetDynamicResources() {
 		for _, r := range d.GetClaimResources() {
 			for _, named := range r.GetCdiDevices() {
 				_, name, _ := strings.Cut(named.GetName(), "=")
 				if id := gpu.UUID(name); r.GetDriverName() == claimDriver && (strings.HasPrefix(name, "GPU-") || id.IsMIG()) {
-					all = append(all, id)
+					all = append(all, nodestate.ClaimedDevice{Claim: d.GetClaimNamespace() + "/" + d.GetClaimName(), GPU: id})
 				}
 			}
 		}

@@ -98,6 +98,7 @@ func (d *daemon) restoreUnshared(ctx context.Context, m Modes, snap gpu.Snapshot
 	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
 	defer cancel()
 	allRestored := true
+	nameless := slices.ContainsFunc(snap.Devices, func(d gpu.Device) bool { return d.UUID == "" })
 	for _, id := range d.claims.list() {
 		if slices.ContainsFunc(specs, func(s Spec) bool {
 			return slices.ContainsFunc(s.GPUs, func(g GPU) bool { return g.UUID == id })
@@ -105,6 +106,10 @@ func (d *daemon) restoreUnshared(ctx context.Context, m Modes, snap gpu.Snapshot
 			continue
 		}
 		if _, present := snap.Device(id); !present {
+			if nameless { // which may be it
+				allRestored = false
+				continue
+			}
 			d.claims.remove(id) // if it comes back, it was reset and has lost its mode
 			continue
 		}

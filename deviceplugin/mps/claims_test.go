@@ -61,6 +61,19 @@ func TestUnsharedGPUGetsItsModeBack(t *testing.T) {
 	require.Equal(t, gpu.ComputeDefault, m.mode[ids[2]])
 }
 
+// A new process cannot tell which GPU it is that does not answer.
+func TestTheClaimOfAGPUThatCannotBeNamedStays(t *testing.T) {
+	node := gputest.Node("t4", 2)
+	id := node.Devices[1].UUID
+	node.Devices[1].UUID, node.Devices[1].Fault = "", gpu.Fault{Reason: gpu.ReasonUnreadable}
+	m := &modes{mode: map[gpu.UUID]gpu.ComputeMode{id: gpu.ComputeExclusive}}
+	d := &daemon{cfg: Config{Log: slog.New(slog.DiscardHandler)}, claims: newClaims(func() {}, []gpu.UUID{id}, false)}
+	require.False(t, d.restoreUnshared(t.Context(), m, node, nil))
+	node.Devices[1].UUID, node.Devices[1].Fault = id, gpu.Fault{}
+	require.True(t, d.restoreUnshared(t.Context(), m, node, nil))
+	require.Equal(t, gpu.ComputeDefault, m.mode[id])
+}
+
 func TestAnAdministratorsModeIsKept(t *testing.T) {
 	admins, claimed, plain := gputest.GPU(0), gputest.GPU(1), gputest.GPU(2)
 	m := &modes{mode: map[gpu.UUID]gpu.ComputeMode{admins: gpu.ComputeExclusive, claimed: gpu.ComputeExclusive}}

@@ -162,6 +162,15 @@ func instanceDestroyed(at gpu.Placement) fact {
 	}
 }
 
+// instanceCreated records that a GPU instance was created.
+func instanceCreated(made gpu.Partition) fact {
+	return func(s *state, now time.Time) bool {
+		before := len(s.health.Faults())
+		s.health = s.health.ApplyCreated(made, now)
+		return len(s.health.Faults()) != before
+	}
+}
+
 // isHealthy reports whether the GPU, or the parent of the MIG device, has no fault in the
 // snapshot and none among the pending events.
 func isHealthy(snap gpu.Snapshot, pending []gpu.Event, id gpu.UUID) bool {

@@ -15,7 +15,9 @@ func (s state) inventory() []nodestate.GPU {
 	all := make([]nodestate.GPU, 0, len(known))
 	for _, g := range known {
 		if d := g.Device; d.UUID != "" && len(all) < nodestate.MaxGPUs {
-			all = append(all, s.inventoryGPU(d))
+			one := s.inventoryGPU(d)
+			one.Missing = s.hasSnapshot() && !g.Present
+			all = append(all, one)
 		}
 	}
 	return all

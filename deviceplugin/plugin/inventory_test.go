@@ -50,6 +50,20 @@ func TestInventoryListsEveryGPUWithItsHealth(t *testing.T) {
 	}, all[0].MIG[0])
 }
 
+// The first fault stays its reason. After the driver was loaded again, its number may be another's.
+func TestTheInventoryTellsWhichGPUIsGone(t *testing.T) {
+	node := gputest.Node("t4", 2)
+	left := node.Clone()
+	left.Devices = left.Devices[:1]
+	facts := []fact{configInForce(Settings{Config: &config.Config{}}), driverFound(node, "/", true), eventsSeen([]gpu.Event{gputest.XID(gputest.GPU(1), 79)}),
+		snapshotRead(left, "/", nil, nil, time.Time{})}
+	all := playedState(facts...).inventory()
+	require.Equal(t, gpu.ReasonXID, all[1].Reason)
+	require.True(t, all[1].Missing)
+	require.False(t, all[0].Missing)
+	require.False(t, playedState(append(facts, snapshotRead(node, "/", nil, nil, time.Time{}))...).inventory()[1].Missing, "it is back")
+}
+
 func TestInventorySurvivesARestartOfThePlugin(t *testing.T) {
 	node := gputest.Node("a100-mig", 2)
 	node.Devices[0].ComputeMode, node.Devices[0].Fabric = gpu.ComputeProhibited, gpu.Fabric{Cluster: [16]byte{1}, Clique: 2}
@@ -163,7 +177,12 @@ func TestAFaultOfOneInstanceIsThatOfItsPlace(t *testing.T) {
 	require.Equal(t, nodestate.Degraded, file.Phase, "%s: %s", file.Reason, file.Message)
 	require.Equal(t, g.MIG[0].GPUInstance, *file.DevicePlugin.Faults[0].GPUInstance)
 
-	file = play(instanceDestroyed(gpu.Placement{GPU: d.UUID, Profile: 19, Start: 2, Size: 1}), 4)
+	made := gpu.Partition{Placement: gpu.Placement{GPU: d.UUID, Profile: 19, Start: 2, Size: 1}, GPUInstance: d.MIG[0].GPUInstance}
+	require.False(t, instanceCreated(gpu.Partition{Placement: made.Placement, GPUInstance: 99})(&s, time.Unix(4, 0)), "no other's fault ends")
+	anew := s
+	require.True(t, instanceCreated(made)(&anew, time.Unix(4, 0)))
+	require.Empty(t, anew.stateFile(testBoot).DevicePlugin.Faults)
+	file = play(instanceDestroyed(made.Placement), 4)
 	require.Empty(t, file.DevicePlugin.Faults)
 	require.Nil(t, file.DevicePlugin.Inventory[0].Whole)
 	require.Nil(t, file.DevicePlugin.Inventory[0].Instances[0].Condition)
@@ -205,4 +224,14 @@ func TestProfilesAndInstancesSurviveARestartOfThePlugin(t *testing.T) {
 	after := playedState()
 	after.health = health.Restore(before.stateFile(testBoot))
 	require.Equal(t, before.inventory(), after.inventory())
+}
+
+// gpu-dra-driver tells it; until it has in this boot, nobody knows.
+func TestTheTelemetryLearnsWhichClaimsHoldNothing(t *testing.T) {
+	p := &Plugin{cfg: Config{HostRoot: t.TempDir(), StateDir: "/state"}, boot: "00000000-0000-4000-8000-000000000000"}
+	require.Empty(t, p.readAdminAccess())
+	watched := []nodestate.ClaimedDevice{{Claim: "team/watch", GPU: "GPU-0"}}
+	require.NoError(t, nodestate.Write(p.stateDir(nodestate.DRADriver), nodestate.State{
+		Component: nodestate.DRADriver, BootID: p.boot, Phase: nodestate.Ready, DRADriver: &nodestate.DRADriverInfo{AdminAccess: watched}}))
+	require.Equal(t, watched, p.readAdminAccess())
 }

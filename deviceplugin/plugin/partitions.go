@@ -27,7 +27,7 @@ func (p *Plugin) servePartitions(ctx context.Context) error {
 			if !is {
 				return nil
 			}
-			return endingMaker{maker, func(at gpu.Placement) { p.applyAndPublish(instanceDestroyed(at)) }}
+			return reportingMaker{maker, p.applyAndPublish}
 		},
 		Changed: func() {
 			// For the toolkit, which names the MIG devices; then for this process's own inventory.
@@ -56,17 +56,26 @@ func (p *Plugin) servePartitions(ctx context.Context) error {
 	}
 }
 
-// endingMaker is a Maker that reports each partition that it has destroyed.
-type endingMaker struct {
+// reportingMaker is a Maker that reports each partition that it has created or destroyed.
+type reportingMaker struct {
 	partition.Maker
-	ended func(gpu.Placement)
+	report func(fact)
+}
+
+// CreatePartition creates a partition at a placement.
+func (m reportingMaker) CreatePartition(ctx context.Context, at gpu.Placement) (gpu.Partition, error) {
+	made, err := m.Maker.CreatePartition(ctx, at)
+	if err == nil {
+		m.report(instanceCreated(made))
+	}
+	return made, err
 }
 
 // DestroyPartition destroys what is at a placement.
-func (m endingMaker) DestroyPartition(ctx context.Context, at gpu.Placement) error {
+func (m reportingMaker) DestroyPartition(ctx context.Context, at gpu.Placement) error {
 	err := m.Maker.DestroyPartition(ctx, at)
 	if err == nil {
-		m.ended(at)
+		m.report(instanceDestroyed(at))
 	}
 	return err
 }

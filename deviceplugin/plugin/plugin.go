@@ -196,7 +196,7 @@ func newPlugin(cfg Config) (*Plugin, error) {
 	p := &Plugin{
 		cfg: cfg, boot: boot, metrics: cfg.Metrics, journal: newJournal(cfg.Log), stateChanged: make(chan struct{}, 1), resync: make(chan struct{}, 1), serveDue: make(chan struct{}, 1), services: map[string]*service{}, configuredCh: make(chan struct{}),
 	}
-	telemetryConfig := telemetry.Config{Node: p.readTelemetryNode, DCGM: cfg.DCGMMetrics, Hostname: cfg.NodeName}
+	telemetryConfig := telemetry.Config{Node: p.readTelemetryNode, AdminAccess: p.readAdminAccess, DCGM: cfg.DCGMMetrics, Hostname: cfg.NodeName}
 	if cfg.PodResources != "" {
 		telemetryConfig.PodResources = p.podResources()
 	}
@@ -295,6 +295,16 @@ func (p *Plugin) readTelemetryNode() telemetry.Node {
 		n.Read = source.ReadTelemetry
 	}
 	return n
+}
+
+// readAdminAccess returns the devices of claims with administrative access, as gpu-dra-driver tells, whether it runs
+// now or not.
+func (p *Plugin) readAdminAccess() []nodestate.ClaimedDevice {
+	s, err := nodestate.ReadBoot(p.stateDir(nodestate.DRADriver), p.boot)
+	if err != nil || s.DRADriver == nil {
+		return nil
+	}
+	return s.DRADriver.AdminAccess
 }
 
 // Ready returns nil if every resource is registered with the kubelet, and otherwise what is

@@ -9,14 +9,16 @@ import (
 	"github.com/gpuready/gpuready/deviceplugin/kubelet"
 	"github.com/gpuready/gpuready/deviceplugin/plan"
 	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
 // holder is a container that a device was allocated to.
 type holder struct{ namespace, pod, container string }
 
 // readHolders asks the kubelet which containers hold the devices of a plan, or any device by a claim. A container
-// that holds several replicas or shares of a device is listed once.
-func readHolders(ctx context.Context, socket string, p plan.Plan) (map[gpu.UUID][]holder, error) {
+// that holds several replicas or shares of a device is listed once. admin returns the devices of claims with
+// administrative access, which hold nothing; nil: there is none.
+func readHolders(ctx context.Context, socket string, p plan.Plan, admin func() []nodestate.ClaimedDevice) (map[gpu.UUID][]holder, error) {
 	client, conn, err := kubelet.DialPodResources(socket)
 	if err != nil {
 		return nil, err
@@ -25,6 +27,10 @@ func readHolders(ctx context.Context, socket string, p plan.Plan) (map[gpu.UUID]
 	pods, err := client.List(ctx, &podresources.ListPodResourcesRequest{})
 	if err != nil {
 		return nil, err
+	}
+	var watched []nodestate.ClaimedDevice
+	if admin != nil {
+		watched = admin() // after the kubelet's account, which a claim enters later
 	}
 	type key struct{ resource, id string }
 	devices := map[key]gpu.UUID{}
@@ -49,8 +55,10 @@ func readHolders(ctx context.Context, socket string, p plan.Plan) (map[gpu.UUID]
 					}
 				}
 			}
-			for _, device := range kubelet.ClaimedDevices(container) {
-				hold(device)
+			for _, claimed := range kubelet.ClaimedDevices(container) {
+				if !slices.Contains(watched, claimed) {
+					hold(claimed.GPU)
+				}
 			}
 		}
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/gpuready/gpuready/deviceplugin/plan"
 	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
 // Node holds what the plugin knows of its node at a scrape. A Collector does not change it.
@@ -31,6 +32,9 @@ type Config struct {
 	PodResources string      // path of the socket of the kubelet's PodResources API; "": pods are not shown
 	DCGM         bool        // serve the names of NVIDIA's dcgm-exporter, too
 	Hostname     string      // value of dcgm-exporter's label hostname; "": the host's name
+	// AdminAccess returns the devices of claims with administrative access, which hold nothing. The kubelet's account does
+	// not tell them from others. nil: there is none.
+	AdminAccess func() []nodestate.ClaimedDevice
 
 	// ReadTimeout bounds the time of a scrape. A GPU that has not answered by then has no values,
 	// and without the kubelet's answer pods are not known. 0 is 2 s.
@@ -147,7 +151,7 @@ func (c *Collector) readNode() sample {
 			return
 		}
 		var err error
-		holders, err = readHolders(ctx, c.cfg.PodResources, node.Plan)
+		holders, err = readHolders(ctx, c.cfg.PodResources, node.Plan, c.cfg.AdminAccess)
 		s.podsKnown = err == nil
 	})
 	var measured []gpu.Telemetry

@@ -20,6 +20,7 @@ import (
 
 	"github.com/gpuready/gpuready/deviceplugin/plan"
 	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/test/lab/golden"
 	"github.com/gpuready/gpuready/test/lab/leak"
 )
@@ -225,8 +226,12 @@ func TestPodsWithClaimsHoldTheirDevices(t *testing.T) {
 		claimed("slice", "gpu.nvidia.com", "nvidia.com/gpu=MIG-2"),
 		claimed("network", "dra.net", "k8s.gpuready.io/gpu=GPU-a"),
 		claimed("other", "gpu.nvidia.com", "k8s.gpu.nvidia.com/device=7c3a-gpu-0"),
+		claimed("watch", "gpu.nvidia.com", "k8s.gpuready.io/gpu=GPU-a", "k8s.gpuready.io/gpu=MIG-2"),
 	}}
-	held, err := readHolders(t.Context(), lister.start(t), plan.Plan{})
+	admin := func() []nodestate.ClaimedDevice {
+		return []nodestate.ClaimedDevice{{Claim: "default/watch", GPU: "GPU-a"}, {Claim: "default/watch", GPU: "MIG-2"}, {Claim: "default/watch", GPU: "GPU-b"}}
+	}
+	held, err := readHolders(t.Context(), lister.start(t), plan.Plan{}, admin)
 	require.NoError(t, err)
 	namespace := lister.pods[0].GetNamespace()
 	require.Equal(t, map[gpu.UUID][]holder{

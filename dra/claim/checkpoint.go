@@ -217,11 +217,8 @@ func (s Store) Load(log *slog.Logger) (*Checkpoint, error) {
 	case errors.Is(err, fs.ErrNotExist):
 		return empty, nil
 	case errors.Is(err, errDamaged), errors.Is(err, record.ErrInvalid):
-		if err := s.setAside(log, err); err != nil {
-			return nil, err
-		}
 		empty.Lost = true
-		return empty, s.Save(empty)
+		return empty, s.setAside(log, empty, err)
 	case err != nil:
 		return nil, fmt.Errorf("read the record of prepared claims: %w", err)
 	case c.BootID != s.BootID:
@@ -240,11 +237,21 @@ func (s Store) read() (*Checkpoint, error) {
 	return decode(data)
 }
 
-// setAside renames a file that is no record, so that a person can look at it.
-func (s Store) setAside(log *slog.Logger, why error) error {
+// setAside replaces a file that is no record, and keeps it under another name, so that a person can look at it. It is
+// there until the new one is: where there is none, no claim was prepared.
+func (s Store) setAside(log *slog.Logger, instead *Checkpoint, why error) error {
 	bad := s.Path + ".bad-" + time.Now().UTC().Format("20060102T150405.000000000Z")
-	if err := os.Rename(s.Path, bad); err != nil {
+	undo := func() error { return os.Remove(bad) }
+	err := os.Link(s.Path, bad)
+	if err != nil { // such as a folder, which Save cannot replace either
+		err = os.Rename(s.Path, bad)
+		undo = func() error { return os.Rename(bad, s.Path) }
+	}
+	if err != nil {
 		return fmt.Errorf("set aside what is no record of prepared claims (%w): %w", why, err)
+	}
+	if err := s.Save(instead); err != nil {
+		return errors.Join(err, undo())
 	}
 	log.Error("the record of prepared claims cannot be used and was set aside; until it is complete again, the kubelet's account of its pods counts, too", "path", bad, "message", why.Error())
 	return nil
@@ -315,6 +322,9 @@ func (s Store) Save(c *Checkpoint) error {
 	data, err := encode(c)
 	if err != nil {
 		return fmt.Errorf("encode %s: %w", s.Path, err)
+	}
+	if len(data) >= maxCheckpoint {
+		return fmt.Errorf("the record of prepared claims has %d bytes, no more than %d may be written", len(data), maxCheckpoint-1)
 	}
 	return record.Write(s.Path, append(data, '\n'))
 }

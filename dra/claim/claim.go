@@ -145,11 +145,12 @@ func (p *Preparer) prepareOne(ctx context.Context, c *resourceapi.ResourceClaim,
 }
 
 // nameControlDaemons sets, of the devices that are shared by MPS, the name by which containers find the
-// control daemon. A prepared device stays as it is.
+// control daemon. A prepared device stays as it is. Administrative access makes nobody a client: the variable of
+// the daemon would hold for the claim's other devices, too.
 func (p *Preparer) nameControlDaemons(wanted *Prepared, inv inventory.Inventory) (err error) {
 	for i := range wanted.Devices {
 		d := &wanted.Devices[i]
-		if one, _ := inv.FindAny(d.Name); d.isPrepared() && d.MPS == "" || !d.isPrepared() && one.MPS == "" {
+		if one, _ := inv.FindAny(d.Name); d.Admin || d.isPrepared() && d.MPS == "" || !d.isPrepared() && one.MPS == "" {
 			continue
 		}
 		if d.MPS, err = p.MPSName(d.UUID); err != nil {

@@ -208,6 +208,9 @@ func TestSharesAreHeldTogether(t *testing.T) {
 	b.requireRefused(t, allocated("whole", "gpu-0"), "device gpu-0 (GPU-0) is in use by claim team/")
 	b.requireRefused(t, asShare(allocated("more", "gpu-0"), 2), "device gpu-0 (GPU-0) has 4 shares, and 3 of them are in use, by claim team/two (uid-two) among others; next: ")
 	b.requirePrepared(t, asShare(allocated("last", "gpu-0"), 1), "GPU-0")
+	b.gpus[2].Sharing = &nodestate.Sharing{Shares: 2} // fewer than when the scheduler chose it
+	b.requireRefused(t, asShare(allocated("three", "gpu-2", "gpu-2", "gpu-2"), 1), "device gpu-2 (GPU-2) has 2 shares, and this claim wants 3; next: ")
+	b.requireRefused(t, asShare(allocated("three", "gpu-2"), 3), "device gpu-2 (GPU-2) has 2 shares, and this claim wants 3; next: ")
 	b.requirePrepared(t, asAdmin(allocated("watch", "gpu-0")), "GPU-0")
 	b.requirePrepared(t, allocated("other", "gpu-1"), "GPU-1")
 
@@ -571,4 +574,17 @@ func TestTheRecordTellsWhichClaimsHoldNothing(t *testing.T) {
 	}
 	require.NoError(t, nodestate.Write(t.TempDir(), nodestate.State{Component: nodestate.DRADriver, BootID: "00000000-0000-4000-8000-000000000000", Phase: nodestate.Ready,
 		DRADriver: &nodestate.DRADriverInfo{AdminAccess: many.AdminAccess()}}), "it has room in the state")
+}
+
+// Its programs would become clients of a daemon that does not serve the claim's own GPU, or of one of several.
+func TestAdministrativeAccessMakesNobodyAClientOfMPS(t *testing.T) {
+	b := newBench(t)
+	b.gpus[0].Sharing = &nodestate.Sharing{Shares: 4, MPS: "nvidia.com/gpu"}
+	b.gpus[1].Sharing = &nodestate.Sharing{Shares: 2, MPS: "nvidia.com/big"}
+	mixed := allocated("mixed", "gpu-3", "gpu-0", "gpu-1")
+	mixed.Status.Allocation.Devices.Results[1].AdminAccess = new(true)
+	mixed.Status.Allocation.Devices.Results[2].AdminAccess = new(true)
+	b.requirePrepared(t, mixed, "GPU-3", "GPU-0", "GPU-1")
+	b.mps = errors.New("no specification has it")
+	b.requirePrepared(t, asAdmin(allocated("watch", "gpu-0")), "GPU-0")
 }

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -128,4 +130,45 @@ func TestADamagedRecordKeepsEverythingWhoeverFindsIt(t *testing.T) {
 	require.Len(t, b.record(t).Kept, 4)
 	kept, _ := b.release(t)
 	require.Empty(t, kept)
+}
+
+// Without a record nothing would be kept. On a full disk the damaged one stays until there is another.
+func TestADamagedRecordIsNotRemovedBeforeThereIsAnother(t *testing.T) {
+	for name, leave := range map[string]func(path string) error{
+		"a file":   func(path string) error { return os.WriteFile(path, []byte("{"), 0o600) },
+		"a folder": func(path string) error { return os.Mkdir(path, 0o700) },
+		"a link":   func(path string) error { return os.Symlink("elsewhere", path) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			const room = 255 - len(".bad-20060102T150405.000000000Z") // a name for the new file would be too long
+			long := filepath.Join(t.TempDir(), strings.Repeat("x", room))
+			require.NoError(t, leave(long))
+			b.Store.Path = long
+			require.ErrorContains(t, b.View(t.Context(), nil), "file name too long")
+			left, err := os.ReadDir(filepath.Dir(long))
+			require.NoError(t, err)
+			require.Len(t, left, 2, "it, and the lock")
+
+			short := filepath.Join(t.TempDir(), "checkpoint.json") // there is room again
+			require.NoError(t, os.Rename(long, short))
+			b.Store.Path = short
+			b.follow(t, nodestate.ServePlugin, "2")
+			require.Len(t, b.record(t).Kept, 4)
+			bad, err := filepath.Glob(short + ".bad-*")
+			require.NoError(t, err)
+			require.Len(t, bad, 1)
+		})
+	}
+}
+
+// Read would take it for no record, and set it aside with all that it has.
+func TestARecordThatCouldNotBeReadIsNotWritten(t *testing.T) {
+	b := newBench(t)
+	b.requirePrepared(t, allocated("c", "gpu-0"), "GPU-0")
+	full := b.record(t)
+	full.Claims = append(full.Claims, Prepared{UID: "large", Name: strings.Repeat("x", maxCheckpoint)})
+	require.ErrorContains(t, b.Store.Save(full), "no more than")
+	require.NotNil(t, b.record(t).Find("uid-c"))
+	require.False(t, b.record(t).Lost)
 }

@@ -62,7 +62,7 @@ func plan(c *resourceapi.ResourceClaim, n node) (Prepared, error) {
 		if r.Driver != inventory.Driver {
 			continue // such as those of a ComputeDomain
 		}
-		d, err := n.planDevice(c, r)
+		d, err := n.planDevice(c, r, wanted.Devices)
 		if err != nil {
 			return wanted, err
 		}
@@ -102,8 +102,8 @@ func describeMPS(resource string) string {
 	return "served by the MPS control daemon of " + resource
 }
 
-// planDevice checks one result of an allocation.
-func (n node) planDevice(c *resourceapi.ResourceClaim, r resourceapi.DeviceRequestAllocationResult) (PreparedDevice, error) {
+// planDevice checks one result of an allocation. before has the devices of the results before it.
+func (n node) planDevice(c *resourceapi.ResourceClaim, r resourceapi.DeviceRequestAllocationResult, before []PreparedDevice) (PreparedDevice, error) {
 	if r.Pool != n.pool {
 		return PreparedDevice{}, fmt.Errorf("device %s is of pool %s, and this node serves pool %s; next: delete the pod, so that it is scheduled again", r.Device, r.Pool, n.pool)
 	}
@@ -139,7 +139,7 @@ func (n node) planDevice(c *resourceapi.ResourceClaim, r resourceapi.DeviceReque
 	if p.Admin {
 		return p, nil
 	}
-	return p, n.checkUse(c, d, p, has != nil)
+	return p, n.checkUse(c, d, p, sharesOf(before, d.UUID))
 }
 
 // withheldError returns the error of a device that is withheld.
@@ -162,9 +162,19 @@ func countShares(r resourceapi.DeviceRequestAllocationResult) int {
 	return int(max(consumed.Value(), 1))
 }
 
+// sharesOf returns the number of shares of a device that a claim has or wants.
+func sharesOf(devices []PreparedDevice, id gpu.UUID) (n int) {
+	for _, d := range devices {
+		if d.UUID == id && !d.Admin {
+			n += d.Shares
+		}
+	}
+	return n
+}
+
 // checkUse refuses a device that others hold. The scheduler has counted the shares; but the device may
-// have fewer by now.
-func (n node) checkUse(c *resourceapi.ResourceClaim, d inventory.Device, p PreparedDevice, prepared bool) error {
+// have fewer by now. before is the number of its shares that the same claim has or wants besides.
+func (n node) checkUse(c *resourceapi.ResourceClaim, d inventory.Device, p PreparedDevice, before int) error {
 	taken, last := 0, holding{}
 	for _, h := range n.held {
 		own := h.uid == c.UID && h.uid != "" || h.claim == types.NamespacedName{Namespace: c.Namespace, Name: c.Name} && h.uid == ""
@@ -178,11 +188,13 @@ func (n node) checkUse(c *resourceapi.ResourceClaim, d inventory.Device, p Prepa
 		last = h
 	}
 	switch {
-	case p.Shares == 0 || prepared:
+	case p.Shares == 0 || p.isPrepared():
 		return nil
 	case d.Shares == 0:
 		return fmt.Errorf("device %s is not shared any more; next: delete the pod, so that it is scheduled again", d)
-	case taken+p.Shares > d.Shares:
+	case before+p.Shares > d.Shares:
+		return fmt.Errorf("device %s has %d shares, and this claim wants %d; next: delete the pod, so that it is scheduled again", d, d.Shares, before+p.Shares)
+	case taken+before+p.Shares > d.Shares:
 		return refusal{fmt.Errorf("device %s has %d shares, and %d of them are in use, by %s among others; next: wait until some have ended, or delete this pod, so that it is scheduled again",
 			d, d.Shares, taken, last.nameFor(c.Namespace)), last.by}
 	}

@@ -155,7 +155,7 @@ func New(s nodestate.State, problem Problem, roots PCIeRoots, created ...gpu.Pla
 	inv.parents, inv.instances, inv.lost = map[gpu.UUID]gpu.UUID{}, map[gpu.UUID]map[int]bool{}, map[gpu.UUID]bool{}
 	for _, g := range gpus {
 		index[g.UUID] = g.Index
-		inv.lost[g.UUID] = isLost(g.WholeCondition())
+		inv.lost[g.UUID] = g.Missing || isLost(g.WholeCondition())
 		inv.instances[g.UUID] = map[int]bool{}
 		for _, m := range g.MIG {
 			inv.parents[m.UUID] = g.UUID
@@ -240,7 +240,7 @@ func compareGroups(index map[gpu.UUID]int, a, b nodestate.GPU) int {
 // missingLast sorts missing GPUs last, so that a GPU that is there keeps its name.
 func missingLast(a, b nodestate.GPU) int {
 	missing := func(g nodestate.GPU) int {
-		if g.Reason == gpu.ReasonMissing {
+		if g.Missing || g.Reason == gpu.ReasonMissing { // of an earlier version of the device plugin
 			return 1
 		}
 		return 0

@@ -98,10 +98,14 @@ func TestWhatTheConfigurationExcludesIsNotPublished(t *testing.T) {
 
 func TestAGPUThatIsThereKeepsItsName(t *testing.T) {
 	gone := h100(0)
-	gone.UUID, gone.Condition = "GPU-gone", broken(gpu.ReasonMissing)
-	i := New(served(gone, h100(0)), Problem{}, nil)
-	require.Equal(t, []string{"gpu-0"}, names(i))
-	require.Equal(t, gpu.UUID("GPU-0"), i.Devices[0].UUID)
+	gone.UUID = "GPU-gone"
+	for _, reason := range []gpu.Reason{gpu.ReasonMissing, gpu.ReasonXID} { // XID 79, before it was gone, stays the reason
+		gone.Condition, gone.Missing = broken(reason), reason != gpu.ReasonMissing
+		i := New(served(gone, h100(0)), Problem{}, nil)
+		require.Equal(t, []string{"gpu-0"}, names(i))
+		require.Equal(t, gpu.UUID("GPU-0"), i.Devices[0].UUID)
+		require.True(t, i.IsLost("GPU-gone"))
+	}
 	unknown := h100(0)
 	unknown.Minor = -1
 	require.Empty(t, New(served(unknown), Problem{}, nil).Devices, "without its device number it has no name")

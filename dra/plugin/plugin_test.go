@@ -390,6 +390,31 @@ func TestATaintDoesNotWaitForTheRecord(t *testing.T) {
 	}
 }
 
+// A GPU that falls off the bus may take the device plugin with it.
+func TestTheLastWordOfADevicePluginIsATaint(t *testing.T) {
+	b := newBench(t, time.Hour)
+	end := b.alive()
+	b.watch()
+	b.waitReason("")
+	held, err := fileutil.LockFile(filepath.Join(b.cfg.DataDir(), "checkpoint.json.lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	require.NoError(t, err)
+	b.state.DevicePlugin.SwitchID = "next" // has to be recorded
+	for _, reason := range []gpu.Reason{gpu.ReasonXID, gpu.ReasonLost} {
+		b.state.DevicePlugin.Inventory[0].Condition = nodestate.Condition{Health: nodestate.Unhealthy, Reason: reason, Message: "it is broken"}
+		require.NoError(t, nodestate.Write(b.dir, b.state))
+		b.waitReason(reason)
+		end()
+	}
+	require.NoError(t, held.Close())
+	require.Eventually(t, func() bool { return b.inventory().SwitchID == "next" }, 30*time.Second, time.Millisecond)
+	require.Equal(t, gpu.ReasonLost, reason(b.inventory()), "also of what is published once it is recorded")
+	require.Empty(t, b.inventory().Why, "it may be back in a moment")
+
+	b.state.DevicePlugin.Inventory[0].Condition = nodestate.Condition{Health: nodestate.Healthy}
+	defer b.alive()()
+	b.waitReason("")
+}
+
 // What was not recorded yet is published once it is.
 func TestAnInventoryIsPublishedWhenItIsRecorded(t *testing.T) {
 	b := newBench(t, time.Hour)

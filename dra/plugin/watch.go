@@ -48,6 +48,7 @@ func (p *Plugin) watchState(ctx context.Context) error {
 			return err
 		case r := <-readings:
 			if !view.apply(r) {
+				p.publishTaints(view.lastWord())
 				continue
 			}
 		case <-view.deadline:
@@ -69,7 +70,11 @@ func (p *Plugin) watchState(ctx context.Context) error {
 				if settled = nil; !made.until.IsZero() {
 					settled = time.After(time.Until(made.until))
 				}
-				p.setInventory(made.inventory)
+				inv := made.inventory
+				if view.deadline != nil {
+					inv, _ = inv.WithTaintsOf(p.inventoryOf(view.lastWord(), p.own))
+				}
+				p.setInventory(inv)
 				continue
 			}
 		}
@@ -132,6 +137,10 @@ func (v *stateView) apply(r reading) bool {
 	}
 	return false
 }
+
+// lastWord returns what the device plugin wrote before it ended. During an absence that may be over soon, only its
+// faults count.
+func (v *stateView) lastWord() basis { return basis{v.last, inventory.Problem{}} }
 
 // recording is an inventory that is being recorded, and published then.
 type recording struct {

@@ -46,6 +46,9 @@ type GPU struct {
 	Profiles  []MIGProfile  `json:"profiles,omitempty"`
 	Instances []GPUInstance `json:"instances,omitempty"`
 	Notes     []Note        `json:"notes,omitempty"` // at most MaxNotes
+	// Missing reports that the driver no longer lists the GPU, whatever its condition says: the first fault is the reason
+	// of that. Its index and minor may be another's.
+	Missing bool `json:"missing,omitempty"`
 	// AddressingMode says how the GPU reaches the CPU's memory: "HMM", "ATS" or "None". "": it is not known.
 	AddressingMode string `json:"addressingMode,omitempty"`
 	// Whole is the condition of what all parts of a GPU in MIG mode share, and so of a GPU instance that is

@@ -41,6 +41,8 @@ type fakeGPU struct {
 
 	handle, calls, events nvml.Return            // results, if not SUCCESS
 	profile, instances    nvml.Return            // the same, of profiles and lists of GPU instances
+	compute               nvml.Return            // the same, of the creation of compute instances
+	destroyed             int                    // GPU instances
 	refuse                map[string]nvml.Return // the same, of single calls
 	counts                map[string]int         // of calls
 	gone                  bool

@@ -186,9 +186,9 @@ func (s *Source) CreatePartition(ctx context.Context, at gpu.Placement) (gpu.Par
 			return made, nil
 		}
 		if undo := destroyInstance(instance); undo != nil {
-			return made, fmt.Errorf("%w: %w; removing it failed: %w", gpu.ErrLeftover, partitionError(err), undo)
+			return made, fmt.Errorf("%w: %w; removing it failed: %w", gpu.ErrLeftover, err, undo)
 		}
-		return made, partitionError(err)
+		return made, err // the place was free, whatever the driver calls it: the GPU instance was there for a moment
 	})
 	if _, hung := errors.AsType[*hungError](err); hung || ctx.Err() != nil && err != nil {
 		err = fmt.Errorf("%w: %w", gpu.ErrLeftover, err) // the driver may still create it
@@ -400,16 +400,21 @@ func (s *Source) findHandle(id gpu.UUID) (nvml.Device, error) {
 	order := slices.Clone(s.memory.order)
 	s.mu.Unlock()
 	known := slices.Index(order, id)
+	var failed error // of the GPU that has its index now, which may be another
 	if known >= 0 {
 		handle, ret := s.lib.DeviceGetHandleByIndex(known)
 		is, found, err := isDevice(handle, ret, id)
-		if err != nil || found {
-			return is, err
+		if found {
+			return is, nil
 		}
+		failed = err
 	} else if len(order) > 0 {
 		return nil, fmt.Errorf("%w: the driver does not list it", gpu.ErrUnreachable)
 	}
 	count, ret := s.lib.DeviceGetCount()
+	if failed != nil && (ret != nvml.SUCCESS || count == len(order)) {
+		return nil, failed
+	}
 	if err := check("nvmlDeviceGetCount", ret); err != nil {
 		return nil, err
 	}

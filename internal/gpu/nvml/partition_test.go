@@ -158,6 +158,8 @@ func TestPartitionsOpenTheirGPUOnly(t *testing.T) {
 	f.lose(f.gpus[0].device.UUID, "gone") // the indexes shift before the GPUs are read again
 	require.NoError(t, s.DestroyPartition(t.Context(), at))
 	require.Contains(t, opened, 0)
+	f.lose(f.gpus[2].device.UUID, "handle") // and has the index now that this one had
+	require.NoError(t, s.DestroyPartition(t.Context(), at))
 }
 
 func TestAPartitionOnAGPUThatCannotBeReached(t *testing.T) {
@@ -185,6 +187,52 @@ func TestAPartitionOnAGPUThatCannotBeReached(t *testing.T) {
 			}
 		})
 	}
+}
+
+// fakeInstance is a GPU instance in which no compute instance can be created.
+type fakeInstance struct {
+	nvml.GpuInstance
+	gpu *fakeGPU
+	ret nvml.Return
+}
+
+func (g *fakeGPU) CreateGpuInstanceWithPlacement(*nvml.GpuInstanceProfileInfo, *nvml.GpuInstancePlacement) (nvml.GpuInstance, nvml.Return) {
+	return fakeInstance{gpu: g, ret: g.compute}, nvml.SUCCESS
+}
+
+func (i fakeInstance) GetInfo() (nvml.GpuInstanceInfo, nvml.Return) {
+	return nvml.GpuInstanceInfo{Id: 7}, nvml.SUCCESS
+}
+
+func (i fakeInstance) GetComputeInstanceProfileInfo(int, int) (nvml.ComputeInstanceProfileInfo, nvml.Return) {
+	return nvml.ComputeInstanceProfileInfo{}, nvml.SUCCESS
+}
+
+func (i fakeInstance) CreateComputeInstance(*nvml.ComputeInstanceProfileInfo) (nvml.ComputeInstance, nvml.Return) {
+	return nil, i.ret
+}
+
+func (i fakeInstance) GetComputeInstances(*nvml.ComputeInstanceProfileInfo) ([]nvml.ComputeInstance, nvml.Return) {
+	return nil, nvml.SUCCESS
+}
+
+func (i fakeInstance) Destroy() nvml.Return {
+	i.gpu.destroyed++
+	return nvml.SUCCESS
+}
+
+// The place was free, and the GPU instance was there for a moment: its creator has to know that.
+func TestAComputeInstanceWithoutRoomDoesNotMeanThatThePlaceIsTaken(t *testing.T) {
+	f, s, at := newPartitionFake(t)
+	for _, ret := range []nvml.Return{nvml.ERROR_INSUFFICIENT_RESOURCES, nvml.ERROR_INVALID_ARGUMENT, nvml.ERROR_NOT_SUPPORTED} {
+		f.find(at.GPU).compute = ret
+		_, err := s.CreatePartition(t.Context(), at)
+		require.ErrorContains(t, err, "nvmlGpuInstanceCreateComputeInstance: ")
+		for _, other := range []error{gpu.ErrNoRoom, gpu.ErrNoMIGMode, gpu.ErrLeftover} {
+			require.NotErrorIs(t, err, other)
+		}
+	}
+	require.Equal(t, 3, f.find(at.GPU).destroyed)
 }
 
 func TestAPartitionOnAGPUThatHangsCanEnd(t *testing.T) {
