@@ -120,6 +120,7 @@ func TestTheGPUsConditionIsJudged(t *testing.T) {
 			s.change(0, func(c *gpu.Condition) { c.NVLinks = gpu.NVLinks{Up: []int{0, 3}, Down: []int{1, 2}} })
 		},
 			[]gpu.Reason{ReasonNVLink}, "2 of 4 NVLinks are up; down: 1, 2", nil},
+		"NVLinks whose state cannot be read": {do: func(s *Observations) { s.change(0, func(c *gpu.Condition) { c.NVLinks = gpu.NVLinks{} }) }},
 		"an XID that is the GPU's": {func(s *Observations) {
 			s.Events = []gpu.Event{{Kind: gpu.EventXID, UUID: gputest.GPU(1), XID: 79}, {Kind: gpu.EventXID, UUID: gputest.GPU(1), XID: 79}}
 		},

@@ -24,7 +24,7 @@ func judgeNVLinks(g *GPU, s Observations, all []GPU, t Thresholds) {
 		if told == nil {
 			g.Notes = append(g.Notes, noteNoBridge)
 		}
-	case up < most:
+	case up < most && len(links.Down) > 0: // a link whose state cannot be read is no fault
 		addNVLinkFinding(g, fmt.Sprintf("%d of %d NVLinks are up; down: %s", up, most, numbers(links.Down)),
 			"; if there never was a bridge, say so in the topology of --thresholds")
 	}
