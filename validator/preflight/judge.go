@@ -67,6 +67,9 @@ type SampleRun struct {
 func Judge(r *Result, s Observations, t Thresholds) {
 	for i := range r.GPUs {
 		r.GPUs[i].link = hostLinkOf(s.Readings, r.GPUs[i].UUID)
+		if s.isIdle(r.GPUs[i].UUID) {
+			r.GPUs[i].link.generation, r.GPUs[i].link.loaded = 0, 0
+		}
 	}
 	for i := range r.GPUs {
 		g := &r.GPUs[i]
@@ -93,6 +96,26 @@ func Judge(r *Result, s Observations, t Thresholds) {
 		r.Notes = append(r.Notes, "XIDs were not watched: "+s.EventsError)
 	}
 	r.Settle()
+}
+
+// isIdle reports whether nothing has run on a GPU, so that its readings under load say nothing: it was left out,
+// or no sample passed on it or its MIG devices.
+func (s Observations) isIdle(id gpu.UUID) bool {
+	device, _ := s.Snapshot.Device(id)
+	if device.Fault != (gpu.Fault{}) || device.MIGEnabled && (s.OnDemand || len(device.MIG) == 0) {
+		return true
+	}
+	tried := false
+	for _, run := range s.Runs {
+		if run.Device != id && !slices.ContainsFunc(device.MIG, func(m gpu.MIGDevice) bool { return m.UUID == run.Device }) {
+			continue
+		}
+		if run.Outcome == probe.SamplePassed {
+			return false
+		}
+		tried = true
+	}
+	return tried
 }
 
 // addFinding adds a finding to a device.

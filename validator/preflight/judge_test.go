@@ -196,6 +196,42 @@ func TestAGPUThatIsPartitionedForClaimsIsNotTested(t *testing.T) {
 	}
 }
 
+// A GPU that is idle lowers its link's generation while samples run on the others.
+func TestTheLinkOfAGPUOnWhichNothingRanIsNotJudged(t *testing.T) {
+	failed := func(id gpu.UUID) SampleRun {
+		return SampleRun{Sample: "vectoradd", Device: id, SampleResult: probe.SampleResult{Outcome: probe.SampleFailed, Message: "error 46"}}
+	}
+	for name, c := range map[string]struct {
+		do   func(s *Observations)
+		want []gpu.Reason
+	}{
+		"partitioned as claims need it": {func(s *Observations) { s.Snapshot.Devices[1].MIGEnabled, s.OnDemand = true, true }, []gpu.Reason{ReasonNoMIG}},
+		"without MIG devices":           {func(s *Observations) { s.Snapshot.Devices[1].MIGEnabled = true }, []gpu.Reason{ReasonNoMIG}},
+		"left out for its fault": {func(s *Observations) { s.Snapshot.Devices[1].Fault = gpu.Fault{Reason: gpu.ReasonResetNeeded, Message: "m"} },
+			[]gpu.Reason{gpu.ReasonResetNeeded}},
+		"no sample passed": {func(s *Observations) { s.Runs = append(s.Runs, failed(gputest.GPU(1))) }, []gpu.Reason{ReasonSample}},
+		"one passed": {func(s *Observations) { s.Runs = append(s.Runs, failed(gputest.GPU(1)), passedRun("gemm", gputest.GPU(1))) },
+			[]gpu.Reason{ReasonPCIe, ReasonSample}},
+		"one passed on a MIG device": {func(s *Observations) {
+			s.Snapshot.Devices[1] = gputest.WithMIG(s.Snapshot.Devices[1], "1g.10gb")
+			s.Runs = append(s.Runs, passedRun("gemm", s.Snapshot.Devices[1].MIG[0].UUID))
+		}, []gpu.Reason{ReasonPCIe}},
+	} {
+		for _, port := range []*Port{nil, {MaxGeneration: 5, MaxWidth: 16}} {
+			s, r := node("h100-sxm", 4)
+			for i := range r.GPUs {
+				r.GPUs[i].Port = port
+				s.Runs = append(s.Runs, passedRun("vectoradd", gputest.GPU(i)))
+			}
+			s.Runs = slices.DeleteFunc(s.Runs, func(run SampleRun) bool { return run.Device == gputest.GPU(1) })
+			s.change(0, func(c *gpu.Condition) { c.PCIe.Generation = 1 })
+			c.do(&s)
+			Judge(&r, s, table(t))
+			require.Equal(t, c.want, reasons(r.GPUs[1].Findings), "%s, port %v: %+v", name, port, r.GPUs[1].Findings)
+		}
+	}
+}
+
 func passedRun(name string, id gpu.UUID, figures ...probe.Figure) SampleRun {
 	yes := true
 	return SampleRun{Sample: name, Device: id, SampleResult: probe.SampleResult{Outcome: probe.SamplePassed, Answer: probe.SampleAnswer{Passed: &yes, UUID: string(id), Figures: figures}}}
