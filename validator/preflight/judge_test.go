@@ -232,6 +232,28 @@ func TestTheLinkOfAGPUOnWhichNothingRanIsNotJudged(t *testing.T) {
 	}
 }
 
+// Workstations have slots of 16, 8 and 4 lanes.
+func TestGPUsInSlotsOfDifferentKindsAreNotCompared(t *testing.T) {
+	s, r := node("h100-sxm", 5)
+	for i, width := range []int{16, 16, 16, 8, 16} {
+		r.GPUs[i].Port = &Port{MaxGeneration: 5, MaxWidth: width}
+		for _, reading := range s.Readings {
+			c := reading.Conditions[gputest.GPU(i)]
+			c.PCIe.Width = width
+			reading.Conditions[gputest.GPU(i)] = c
+		}
+		rate := 55e9 * float64(width) / 16
+		if i == 4 {
+			rate = 48e9 // above the limit, and below its equals
+		}
+		s.Runs = append(s.Runs, passedRun("bandwidth", gputest.GPU(i), probe.Figure{Name: figureHostToDevice, Unit: "B/s", Value: rate}))
+	}
+	Judge(&r, s, table(t))
+	for i, want := range [][]gpu.Reason{nil, nil, nil, nil, {ReasonOutlier}} {
+		require.Equal(t, want, reasons(r.GPUs[i].Findings), "GPU %d: %+v", i, r.GPUs[i].Findings)
+	}
+}
+
 func passedRun(name string, id gpu.UUID, figures ...probe.Figure) SampleRun {
 	yes := true
 	return SampleRun{Sample: name, Device: id, SampleResult: probe.SampleResult{Outcome: probe.SamplePassed, Answer: probe.SampleAnswer{Passed: &yes, UUID: string(id), Figures: figures}}}
