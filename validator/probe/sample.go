@@ -94,8 +94,8 @@ type WrongValue struct {
 const (
 	CUDAOutOfMemory       = 2
 	CUDADeviceUnavailable = 46  // the compute mode admits no further process
-	cudaMPSFirst          = 805 // from here on: the MPS daemon has no room for another client, or restarts
-	cudaMPSLast           = 809
+	cudaMPSFirst          = 805 // from here on: the MPS daemon has no room for another client, restarts, or has ended this one
+	cudaMPSLast           = 810
 )
 
 // SampleResult is the result of a SampleJob.

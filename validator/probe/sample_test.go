@@ -68,7 +68,8 @@ func TestHowASampleEnds(t *testing.T) {
 
 func TestASampleOnAGPUInUseGivesACode(t *testing.T) {
 	for code, inUse := range map[string]bool{
-		`"code": 2, `: true, `"code": 46, `: true, `"code": 807, `: true, `"code": 700, `: false, `"code": 804, `: false, ``: false, `"code": "46", `: false,
+		`"code": 2, `: true, `"code": 46, `: true, `"code": 807, `: true, `"code": 810, `: true,
+		`"code": 811, `: false, `"code": 700, `: false, `"code": 804, `: false, ``: false, `"code": "46", `: false,
 	} {
 		r := RunSample(t.Context(), job(t, `echo '{"passed": false, `+code+`"error": "cuDevicePrimaryCtxRetain: error 46"}'; exit 1`))
 		require.Equal(t, SampleFailed, r.Outcome)
