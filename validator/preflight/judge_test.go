@@ -347,6 +347,38 @@ func TestTheSamplesOutcomeIsAVerdict(t *testing.T) {
 	require.Equal(t, NotRun, r.Verdict)
 }
 
+// That others use a GPU, or that nobody may, is no fault of it.
+func TestASampleThatFindsNoRoomIsNoFault(t *testing.T) {
+	failed := func(id gpu.UUID, code int) SampleRun {
+		answer := probe.SampleAnswer{Code: code, Error: "cuDevicePrimaryCtxRetain failed"}
+		return SampleRun{Sample: "gemm", Device: id, SampleResult: probe.SampleResult{Outcome: probe.SampleFailed, Answer: answer, Message: answer.Error}}
+	}
+	for name, c := range map[string]struct {
+		code int
+		mode gpu.ComputeMode
+		want gpu.Reason
+	}{
+		"no memory":             {code: 2, want: ReasonInUse},
+		"exclusive, and taken":  {code: 46, mode: gpu.ComputeExclusive, want: ReasonInUse},
+		"no room for a client":  {code: 808, want: ReasonInUse},
+		"ended with its server": {code: 810, want: ReasonInUse},
+		"prohibited":            {code: 999, mode: gpu.ComputeProhibited, want: ReasonForbidden},
+		"an illegal address":    {code: 700, want: ReasonSample},
+	} {
+		s, r := node("h100-sxm", 2)
+		s.Snapshot.Devices[1].ComputeMode = c.mode
+		s.Runs = []SampleRun{passedRun("gemm", gputest.GPU(0)), failed(gputest.GPU(1), c.code)}
+		Judge(&r, s, table(t))
+		require.Equal(t, []gpu.Reason{c.want}, reasons(r.GPUs[1].Findings), name)
+		require.Equal(t, c.want == ReasonSample, r.Verdict == Unhealthy, name)
+	}
+	s, r := node("h100-sxm", 2)
+	s.Runs = []SampleRun{failed("", 2)}
+	Judge(&r, s, table(t))
+	require.Equal(t, []gpu.Reason{ReasonInUse}, reasons(r.Findings), "from GPU to GPU")
+	require.Equal(t, NotRun, r.Verdict)
+}
+
 // ways returns a run of bandwidth between all GPUs, with the speeds of speed.
 func ways(s Observations, speed func(from, to int) float64) SampleRun {
 	run := passedRun("bandwidth", "")
