@@ -76,7 +76,7 @@ func Judge(r *Result, s Observations, t Thresholds) {
 	for i := range r.GPUs {
 		g := &r.GPUs[i]
 		device, _ := s.Snapshot.Device(g.UUID) // none for a MIG device, which has no compute mode
-		if g.Parent == "" { // not a MIG device
+		if g.Parent == "" {                    // not a MIG device
 			judgeHealth(g, s, r.GPUs, t)
 		}
 		for _, run := range s.Runs {

@@ -207,10 +207,14 @@ func TestTheLinkOfAGPUOnWhichNothingRanIsNotJudged(t *testing.T) {
 	}{
 		"partitioned as claims need it": {func(s *Observations) { s.Snapshot.Devices[1].MIGEnabled, s.OnDemand = true, true }, []gpu.Reason{ReasonNoMIG}},
 		"without MIG devices":           {func(s *Observations) { s.Snapshot.Devices[1].MIGEnabled = true }, []gpu.Reason{ReasonNoMIG}},
-		"left out for its fault": {func(s *Observations) { s.Snapshot.Devices[1].Fault = gpu.Fault{Reason: gpu.ReasonResetNeeded, Message: "m"} },
+		"left out for its fault": {func(s *Observations) {
+			s.Snapshot.Devices[1].Fault = gpu.Fault{Reason: gpu.ReasonResetNeeded, Message: "m"}
+		},
 			[]gpu.Reason{gpu.ReasonResetNeeded}},
 		"no sample passed": {func(s *Observations) { s.Runs = append(s.Runs, failed(gputest.GPU(1))) }, []gpu.Reason{ReasonSample}},
-		"one passed": {func(s *Observations) { s.Runs = append(s.Runs, failed(gputest.GPU(1)), passedRun("gemm", gputest.GPU(1))) },
+		"one passed": {func(s *Observations) {
+			s.Runs = append(s.Runs, failed(gputest.GPU(1)), passedRun("gemm", gputest.GPU(1)))
+		},
 			[]gpu.Reason{ReasonPCIe, ReasonSample}},
 		"one passed on a MIG device": {func(s *Observations) {
 			s.Snapshot.Devices[1] = gputest.WithMIG(s.Snapshot.Devices[1], "1g.10gb")
@@ -451,17 +455,19 @@ func TestRatesThatPowerLimitsAreComparedOnly(t *testing.T) {
 	Judge(&r, s, own)
 	require.Equal(t, Slow, r.Verdict, "whoever gives a limit wants it")
 
-	s, r = node("h100-sxm", 4)
-	for i, value := range []float64{40e12, 40e12, 40e12, 30e12} {
-		s.Runs = append(s.Runs, passedRun("compute", gputest.GPU(i), rate("fp32", value, 0)))
-		for _, reading := range s.Readings[2:4] {
-			c := reading.Conditions[gputest.GPU(i)]
-			c.Throttle = []gpu.Throttle{gpu.ThrottlePowerCap}
-			reading.Conditions[gputest.GPU(i)] = c
+	for throttle, by := range map[gpu.Throttle]string{gpu.ThrottlePowerCap: "the power limit", gpu.ThrottleApplication: "clocks that somebody set"} {
+		s, r = node("h100-sxm", 4)
+		for i, value := range []float64{40e12, 40e12, 40e12, 30e12} {
+			s.Runs = append(s.Runs, passedRun("compute", gputest.GPU(i), rate("fp32", value, 0)))
+			for _, reading := range s.Readings[2:4] {
+				c := reading.Conditions[gputest.GPU(i)]
+				c.Throttle = []gpu.Throttle{throttle}
+				reading.Conditions[gputest.GPU(i)] = c
+			}
 		}
+		Judge(&r, s, table(t))
+		require.Equal(t, OK, r.GPUs[0].Verdict, throttle)
+		require.Contains(t, r.GPUs[0].Notes[1], "limit 56.9 TFLOP/s: not judged, since "+by+" held the clocks down")
+		require.Equal(t, []gpu.Reason{ReasonOutlier}, reasons(r.GPUs[3].Findings))
 	}
-	Judge(&r, s, table(t))
-	require.Equal(t, OK, r.GPUs[0].Verdict)
-	require.Contains(t, r.GPUs[0].Notes[1], "limit 56.9 TFLOP/s: not judged, since the power limit held the clocks down")
-	require.Equal(t, []gpu.Reason{ReasonOutlier}, reasons(r.GPUs[3].Findings))
 }

@@ -50,8 +50,8 @@ func judgeFigure(g *GPU, f probe.Figure, t Thresholds, simulated bool) Figure {
 	}
 	message := fmt.Sprintf("%s: measured %s, expected %s (%s), limit %s",
 		out.Name, Speed(f.Value, out.Unit), Speed(out.Expected, out.Unit), out.Source, Speed(out.Limit, out.Unit))
-	if rate && g.powerCapped && !own {
-		g.Notes = append(g.Notes, message+": not judged, since the power limit held the clocks down")
+	if rate && g.limitedBy != "" && !own {
+		g.Notes = append(g.Notes, message+": not judged, since "+g.limitedBy+" held the clocks down")
 		return out
 	}
 	out.Verdict = Slow
