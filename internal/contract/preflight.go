@@ -49,7 +49,7 @@ var preflightReasons = []group{
 		},
 		{
 			Reason:  "NVLinkDown",
-			Meaning: "unhealthy: fewer links are up than on equal GPUs, in an earlier result, or in `topology` of `--thresholds`",
+			Meaning: "unhealthy: fewer links are up than on equal GPUs, on the baseboard, in an earlier result, or in `topology` of `--thresholds`",
 			Next: "see `nvidia-smi nvlink -s` and the fabric manager's log; reset the GPU; if it stays so, look at bridge or " +
 				"baseboard",
 		},
