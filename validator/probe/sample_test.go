@@ -79,6 +79,25 @@ func TestASampleOnAGPUInUseGivesACode(t *testing.T) {
 	require.False(t, r.MeansInUse(), "a wrong result is one")
 }
 
+func TestASampleBlamesTheDeviceOnly(t *testing.T) {
+	for script, blames := range map[string]bool{
+		`echo '{"passed": false, "code": 700, "error": "e"}'; exit 1`: true,
+		`echo '{"passed": false, "code": 999, "error": "e"}'; exit 1`: true,
+		`echo '{"passed": false, "error": "element 7"}'; exit 3`:      true,
+		`exit 4`: true,
+		`echo '{"passed": false, "code": 2, "error": "e"}'; exit 1`:   false,
+		`echo '{"passed": false, "code": 802, "error": "e"}'; exit 1`: false,
+		`echo '{"passed": false, "code": 100, "error": "e"}'; exit 1`: false,
+		`exit 1`:              false,
+		`kill -9 $$`:          false,
+		`exit 5`:              false,
+		"echo '" + good + "'": false,
+	} {
+		require.Equal(t, blames, RunSample(t.Context(), job(t, script)).BlamesDevice(), script)
+	}
+	require.False(t, RunSample(t.Context(), SampleJob{Name: "x", Path: "/nonexistent", Timeout: time.Minute}).BlamesDevice())
+}
+
 func TestASampleIsAClientOfMPS(t *testing.T) {
 	shm := t.TempDir()
 	j := job(t, `[ "$CUDA_MPS_PIPE_DIRECTORY" = /mps/pipe ] && echo '`+good+`'`)

@@ -60,7 +60,7 @@ type keptFailure struct {
 
 // newKeptFailure returns the failure of a unit; false: it says nothing of the unit.
 func newKeptFailure(u check.Unit, r unitResult) (keptFailure, bool) {
-	if !r.isFailed() || r.kept || !r.Ran || r.MeansInUse() {
+	if !r.isFailed() || r.kept || !r.BlamesDevice() {
 		return keptFailure{}, false
 	}
 	f := keptFailure{Place: placeOf(u), Time: time.Now().UTC(), Reason: reasonSampleFailed, Message: record.Clean(r.Message, maxKeptText)}

@@ -333,6 +333,10 @@ func TestWhatIsNoFailureOfTheGPUIsNotKept(t *testing.T) {
 	for name, path := range map[string]string{
 		"no memory, nobody is seen": cudaTestNode(t, failsOn(k.d.GPUs[0].UUID, 2)).VectorAdd,
 		"no program":                good + "-not-there",
+		// A fabric manager that begins after the first check, and a device node that the toolkit has yet to inject.
+		"the fabric is not ready": cudaTestNode(t, failsOn(k.d.GPUs[0].UUID, 802)).VectorAdd,
+		"no device":               cudaTestNode(t, failsOn(k.d.GPUs[0].UUID, 100)).VectorAdd,
+		"killed for memory":       cudaTestNode(t, "kill -9 $$").VectorAdd,
 	} {
 		k.node.VectorAdd = path
 		require.Equal(t, check.Failed, (&cudaCheck{}).check(t.Context(), k.node, k.d).Kind, name)
