@@ -305,6 +305,31 @@ echo "{\"passed\": true, \"uuid\": \"$CUDA_VISIBLE_DEVICES\"}"`).VectorAdd
 	require.Equal(t, ReasonInUse, o.Proof.Unproven[shared], "another client may be before it")
 }
 
+func TestASampleThatHangsOnAGPUThatAPodGotHasNotFailed(t *testing.T) {
+	for name, pod := range map[string]bool{"a pod got it": true, "nobody has it": false} {
+		t.Run(name, func(t *testing.T) {
+			n := cudaTestNode(t, "sleep 1000 & wait")
+			n.CUDATimeout = 100 * time.Millisecond
+			kubelet := serveKubelet(t, &n)
+			n.ReadUsage = func(context.Context, check.Node) (map[gpu.UUID]gpu.Usage, error) {
+				if pod {
+					kubelet.hold("job", string(gputest.GPU(0))) // after the kubelet was asked
+				}
+				return map[gpu.UUID]gpu.Usage{gputest.GPU(0): {Processes: []gpu.Process{{PID: 7, Graphics: true}}}}, nil
+			}
+			o := checkCUDA(t.Context(), n, cudaTestDriver(1))
+			if !pod {
+				require.Equal(t, check.Failed, o.Kind)
+				require.Equal(t, reasonSampleTimeout, o.NotReady.Reason)
+				return
+			}
+			require.Equal(t, check.Passed, o.Kind, "%+v", o.NotReady)
+			require.Equal(t, map[gpu.UUID]gpu.Reason{gputest.GPU(0): ReasonInUse}, o.Proof.Unproven)
+			require.Contains(t, o.Unproven[0].Message, "held by pod default/job")
+		})
+	}
+}
+
 // A kubelet that does not answer has not said that nobody holds a GPU.
 func TestNothingIsComputedWhileTheKubeletDoesNotAnswer(t *testing.T) {
 	busy := status.Error(codes.ResourceExhausted, "rejected by rate limit")
