@@ -63,6 +63,7 @@ func (c *cudaCheck) check(ctx context.Context, node check.Node, driver check.Dri
 			earlier, _ = readKept(node.KeptProof) // what cannot be read proves nothing
 		}
 		kept = earlier.within(kept, units)
+		kept.dropFaulty(node, units)
 	}
 	results := runSamples(ctx, node, driver, units, kept)
 	kept.add(units, results, ctx.Err() != nil)
