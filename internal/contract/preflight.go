@@ -49,7 +49,7 @@ var preflightReasons = []group{
 		},
 		{
 			Reason:  "NVLinkDown",
-			Meaning: "unhealthy: fewer links are up than on equal GPUs, in an earlier result, or in `topology` of `--thresholds`",
+			Meaning: "unhealthy: fewer links are up than on equal GPUs, on the baseboard, in an earlier result, or in `topology` of `--thresholds`",
 			Next: "see `nvidia-smi nvlink -s` and the fabric manager's log; reset the GPU; if it stays so, look at bridge or " +
 				"baseboard",
 		},
@@ -102,6 +102,16 @@ var preflightReasons = []group{
 			Reason:  "NoMIGDevices",
 			Meaning: "not run: the GPU is in MIG mode and has no MIG devices, or is partitioned as claims need it (docs/dra.md)",
 			Next:    "create MIG devices, or turn MIG mode off; where claims partition the GPU, drain the node first",
+		},
+		{
+			Reason:  "GPUInUse",
+			Meaning: "not run: a sample found no memory (error 2), no access (46) or no room with the MPS daemon (805 to 810), as on a GPU in use",
+			Next:    "see who uses it (`nvidia-smi` on the host), and run again when it is idle; if nobody does, reset the GPU",
+		},
+		{
+			Reason:  "ComputeProhibited",
+			Meaning: "not run: an administrator has set the compute mode PROHIBITED, in which nothing computes",
+			Next:    "nothing, if that is intended; else `nvidia-smi -i UUID -c DEFAULT`",
 		},
 	}},
 }

@@ -150,6 +150,9 @@ func countNoun[N ~int | ~uint32 | ~uint64](n N, noun string) string {
 	return fmt.Sprintf("%d %ss", n, noun)
 }
 
+// clockLimits describes what holds clocks down because somebody wants it.
+var clockLimits = map[gpu.Throttle]string{gpu.ThrottlePowerCap: "the power limit", gpu.ThrottleApplication: "clocks that somebody set"}
+
 // judgeThrottle judges the reasons for throttled clocks in all readings.
 func judgeThrottle(g *GPU, readings []Reading) {
 	var bad, harmless []string
@@ -159,7 +162,9 @@ func judgeThrottle(g *GPU, readings []Reading) {
 			if t.Bad() {
 				list = &bad
 			}
-			g.powerCapped = g.powerCapped || r.Loaded && t == gpu.ThrottlePowerCap
+			if r.Loaded && g.limitedBy == "" {
+				g.limitedBy = clockLimits[t]
+			}
 			if word := string(t); t != gpu.ThrottleIdle && !slices.Contains(*list, word) {
 				*list = append(*list, word)
 			}

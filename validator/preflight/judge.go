@@ -30,6 +30,8 @@ const (
 	ReasonSlowPeer  gpu.Reason = "PeerBelowLimit"
 	ReasonNotRead   gpu.Reason = "ConditionNotRead"
 	ReasonNoMIG     gpu.Reason = "NoMIGDevices"
+	ReasonInUse     gpu.Reason = "GPUInUse"
+	ReasonForbidden gpu.Reason = "ComputeProhibited"
 )
 
 // Observations holds the observations of a preflight.
@@ -67,15 +69,19 @@ type SampleRun struct {
 func Judge(r *Result, s Observations, t Thresholds) {
 	for i := range r.GPUs {
 		r.GPUs[i].link = hostLinkOf(s.Readings, r.GPUs[i].UUID)
+		if s.isIdle(r.GPUs[i].UUID) {
+			r.GPUs[i].link.generation, r.GPUs[i].link.loaded = 0, 0
+		}
 	}
 	for i := range r.GPUs {
 		g := &r.GPUs[i]
-		if g.Parent == "" { // not a MIG device
+		device, _ := s.Snapshot.Device(g.UUID) // none for a MIG device, which has no compute mode
+		if g.Parent == "" {                    // not a MIG device
 			judgeHealth(g, s, r.GPUs, t)
 		}
 		for _, run := range s.Runs {
 			if run.Device == g.UUID {
-				judgeRun(g, run, r.Simulated)
+				judgeRun(g, run, device.ComputeMode, r.Simulated)
 			}
 		}
 		judgeFigures(g, s, t, r.Simulated)
@@ -95,13 +101,33 @@ func Judge(r *Result, s Observations, t Thresholds) {
 	r.Settle()
 }
 
+// isIdle reports whether nothing has run on a GPU, so that its readings under load say nothing: it was left out,
+// or no sample passed on it or its MIG devices.
+func (s Observations) isIdle(id gpu.UUID) bool {
+	device, _ := s.Snapshot.Device(id)
+	if device.Fault != (gpu.Fault{}) || device.MIGEnabled && (s.OnDemand || len(device.MIG) == 0) {
+		return true
+	}
+	tried := false
+	for _, run := range s.Runs {
+		if run.Device != id && !slices.ContainsFunc(device.MIG, func(m gpu.MIGDevice) bool { return m.UUID == run.Device }) {
+			continue
+		}
+		if run.Outcome == probe.SamplePassed {
+			return false
+		}
+		tried = true
+	}
+	return tried
+}
+
 // addFinding adds a finding to a device.
 func addFinding(g *GPU, v Verdict, reason gpu.Reason, message, action string) {
 	g.Findings = append(g.Findings, Finding{Verdict: v, Reason: reason, Message: record.Clean(message, 2000), Action: action})
 }
 
 // judgeRun records how a sample ended on a device.
-func judgeRun(g *GPU, run SampleRun, simulated bool) {
+func judgeRun(g *GPU, run SampleRun, mode gpu.ComputeMode, simulated bool) {
 	out := JudgedRun{Sample: run.Sample, Seconds: run.Elapsed.Round(time.Millisecond).Seconds(), Message: run.Message, Verdict: OK}
 	bad := func(v Verdict, reason gpu.Reason, message, action string) {
 		out.Verdict, out.Message = v, message
@@ -126,11 +152,17 @@ func judgeRun(g *GPU, run SampleRun, simulated bool) {
 			"give more time with --timeout; a GPU that hangs needs a reset: look for Xid lines in dmesg")
 	case run.Outcome == probe.SampleMissing: // reported once, for the node
 		out.Verdict = NotRun
+	case run.Outcome == probe.SampleFailed && mode == gpu.ComputeProhibited:
+		bad(NotRun, ReasonForbidden, run.Message, "nothing, if that is intended; else: nvidia-smi -i "+string(g.UUID)+" -c DEFAULT")
+	case run.MeansInUse():
+		bad(NotRun, ReasonInUse, run.Message, actionInUse)
 	default:
 		bad(Unhealthy, ReasonSample, run.Message, "repeat by hand: CUDA_VISIBLE_DEVICES="+string(g.UUID)+" "+run.Sample)
 	}
 	g.Runs = append(g.Runs, out)
 }
+
+const actionInUse = "see who has its memory, or all of it (nvidia-smi on the host), and run again when it is idle; if nobody has, reset the GPU"
 
 // addMissingSample adds a finding for a missing sample, once.
 func addMissingSample(r *Result, run SampleRun) {

@@ -9,22 +9,32 @@ import (
 
 const noteNoBridge = "no NVLink is up: there is no bridge, or nothing at the other end"
 
-// judgeNVLinks judges how many links are up: by the expected topology, or by the node's other GPUs of the
-// product. NVML does not report how many a board connects.
+// wholeBoard is the number of GPUs from which on a node has a whole baseboard. With fewer, the others may be in
+// another virtual machine, and links to them down.
+const wholeBoard = 4
+
+// volta is the compute capability of V100, whose links no switch joins. Machines connect them in several meshes.
+const volta = "7.0"
+
+// judgeNVLinks judges how many links are up: by the expected topology, by the node's other GPUs of the
+// product, or by its baseboard. NVML does not report how many a board connects.
 func judgeNVLinks(g *GPU, s Observations, all []GPU, t Thresholds) {
 	links := g.Condition.NVLinks
 	up := len(links.Up)
 	most, siblings := mostNVLinks(g, s.Readings, all)
 	told := t.topology(g).NVLinks
-	if told != nil {
+	switch product, _ := t.Product(g.Product); {
+	case told != nil:
 		most, g.linksTold = *told, true
+	case siblings >= wholeBoard && !strings.HasPrefix(g.Compute, volta):
+		most = max(most, min(product.NVLinks, up+len(links.Down))) // a switch that fails takes links of all
 	}
 	switch {
 	case up == 0 && len(links.Down) > 0 && (most == 0 || told == nil && siblings%2 == 0 && joinedByBridges(g, s, all, t)):
 		if told == nil {
 			g.Notes = append(g.Notes, noteNoBridge)
 		}
-	case up < most:
+	case up < most && len(links.Down) > 0: // a link whose state cannot be read is no fault
 		addNVLinkFinding(g, fmt.Sprintf("%d of %d NVLinks are up; down: %s", up, most, numbers(links.Down)),
 			"; if there never was a bridge, say so in the topology of --thresholds")
 	}

@@ -107,3 +107,54 @@ func TestNVLinksThatWereUpAndAreDownAreAFault(t *testing.T) {
 		require.Equal(t, OK, r.Verdict, name)
 	}
 }
+
+// A switch that fails, or is missing, takes links of all GPUs of its baseboard.
+func TestLinksThatAllGPUsOfABaseboardLackAreMissed(t *testing.T) {
+	for name, c := range map[string]struct {
+		gpus, up, down   int
+		product, compute string
+		topology         []Topology
+		bad              bool
+	}{
+		"one switch of four":                 {gpus: 8, up: 13, down: 5, product: "NVIDIA H100 80GB HBM3", compute: "9.0", bad: true},
+		"all links":                          {gpus: 8, up: 18, product: "NVIDIA H100 80GB HBM3", compute: "9.0"},
+		"all are down":                       {gpus: 8, down: 18, product: "NVIDIA H100 80GB HBM3", compute: "9.0"},
+		"half of a board with 4 GPUs":        {gpus: 2, up: 6, down: 12, product: "NVIDIA H100 80GB HBM3", compute: "9.0"},
+		"half of a cube mesh":                {gpus: 4, up: 4, down: 2, product: "Tesla V100-SXM2-16GB", compute: "7.0"},
+		"boards with bridges":                {gpus: 4, up: 12, down: 6, product: "NVIDIA H100 NVL", compute: "9.0"},
+		"a product with fewer of them":       {gpus: 8, up: 8, down: 10, product: "NVIDIA H800", compute: "9.0"},
+		"said to be so":                      {gpus: 8, up: 13, down: 5, product: "NVIDIA H100 80GB HBM3", compute: "9.0", topology: []Topology{{NVLinks: new(13)}}},
+		"a product that is not in the table": {gpus: 8, up: 8, down: 4, product: "NVIDIA Future", compute: "13.0"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, r := node("h100-sxm", c.gpus)
+			var links gpu.NVLinks
+			for i := range c.up + c.down {
+				if i < c.up {
+					links.Up = append(links.Up, i)
+				} else {
+					links.Down = append(links.Down, i)
+				}
+			}
+			for i := range r.GPUs {
+				r.GPUs[i].Product, r.GPUs[i].Compute = c.product, c.compute
+				for _, reading := range s.Readings {
+					condition := reading.Conditions[gputest.GPU(i)]
+					condition.NVLinks = links
+					reading.Conditions[gputest.GPU(i)] = condition
+				}
+			}
+			limits := table(t)
+			limits.Topology = c.topology
+			Judge(&r, s, limits)
+			for _, g := range r.GPUs {
+				if c.bad {
+					require.Equal(t, []gpu.Reason{ReasonNVLink}, reasons(g.Findings))
+					require.Contains(t, g.Findings[0].Message, "13 of 18 NVLinks are up; down: 13, 14, 15, 16, 17")
+				} else {
+					require.Empty(t, g.Findings)
+				}
+			}
+		})
+	}
+}

@@ -24,6 +24,10 @@ func judgePeers(r *Result, run SampleRun, s Observations, t Thresholds) {
 		addPeersFinding(r, run, Wrong, ReasonWrong)
 		return
 	default:
+		if run.MeansInUse() {
+			addPeersFinding(r, run, NotRun, ReasonInUse)
+			return
+		}
 		addPeersFinding(r, run, Unhealthy, ReasonSample)
 		return
 	}

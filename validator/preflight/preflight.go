@@ -6,6 +6,7 @@ package preflight
 import (
 	"context"
 	"fmt"
+	"path"
 	"slices"
 	"strings"
 	"sync"
@@ -55,7 +56,7 @@ func Run(ctx context.Context, o Options) (Result, check.Outcome) {
 	r.Time, r.Notes = start.UTC(), outcome.Notes
 
 	w := watchNVML(ctx, o.Node)
-	b := bench{o: o, driver: d, watch: w, start: start, nearCPUs: nearCPUs(o.Node.Root, d.Units())}
+	b := bench{o: o, driver: d, watch: w, start: start, nearCPUs: nearCPUs(o.Node.Root, d.Units()), nodes: nodeCPUs(o.Node.Root)}
 	if late := time.Since(start) - readTime; late > 0 {
 		b.start = start.Add(late)
 		r.Notes = append(r.Notes, fmt.Sprintf("NVML took %.1f s to begin, for which the samples were given more time: see that nvidia-persistenced runs", (late+readTime).Seconds()))
@@ -117,21 +118,45 @@ type bench struct {
 	driver   check.Driver
 	watch    *nvmlWatch
 	start    time.Time
-	nearCPUs map[gpu.UUID][]int // the processors of the device's NUMA node
+	nearCPUs map[gpu.UUID][]int // the processors of the device's NUMA node, where that is known
+	nodes    [][]int            // the processors of each NUMA node
 }
+
+const numaNodes = "/sys/devices/system/node" // Documentation/ABI/stable/sysfs-devices-node
 
 // nearCPUs returns the processors of each device's NUMA node.
 func nearCPUs(root *host.Root, units []check.Unit) map[gpu.UUID][]int {
 	all := map[gpu.UUID][]int{}
 	for _, u := range units {
 		if u.GPU.NUMANode >= 0 {
-			list, err := root.ReadFile(fmt.Sprintf("/sys/devices/system/node/node%d/cpulist", u.GPU.NUMANode), 4096)
-			if err == nil {
-				all[u.UUID] = probe.ParseCPUs(string(list))
+			if cpus := readCPUs(root, fmt.Sprintf("node%d", u.GPU.NUMANode)); cpus != nil {
+				all[u.UUID] = cpus
 			}
 		}
 	}
 	return all
+}
+
+// nodeCPUs returns the processors of each NUMA node that has some.
+func nodeCPUs(root *host.Root) (all [][]int) {
+	names, _ := root.Names(numaNodes)
+	for _, name := range names {
+		if number, ok := strings.CutPrefix(name, "node"); ok && number != "" && strings.Trim(number, "0123456789") == "" {
+			if cpus := readCPUs(root, name); cpus != nil {
+				all = append(all, cpus)
+			}
+		}
+	}
+	return all
+}
+
+// readCPUs returns the processors of a NUMA node, nil if it has none.
+func readCPUs(root *host.Root, node string) []int {
+	list, err := root.ReadFile(path.Join(numaNodes, node, "cpulist"), 4096)
+	if err != nil {
+		return nil
+	}
+	return probe.ParseCPUs(string(list))
 }
 
 // run runs the phases one after the other, each on all devices at once, so that only equal
@@ -176,7 +201,7 @@ func (b bench) run(ctx context.Context) []SampleRun {
 func (b bench) runPhase(ctx context.Context, p phase, u check.Unit, end time.Time) []SampleRun {
 	var runs []SampleRun
 	for _, name := range p.samples {
-		r := SampleRun{Sample: name, Device: u.UUID, SampleResult: b.runSample(ctx, name, p.args, []gpu.UUID{u.UUID}, end)}
+		r := SampleRun{Sample: name, Device: u.UUID, SampleResult: b.runSample(ctx, name, p.args, []gpu.UUID{u.UUID}, b.nearCPUs[u.UUID], end)}
 		runs = append(runs, r)
 		if r.Outcome == probe.SampleNoResult {
 			break
@@ -187,21 +212,28 @@ func (b bench) runPhase(ctx context.Context, p phase, u check.Unit, end time.Tim
 
 // remeasureLinks measures GPUs whose link to the host missed its limit once more, one after the
 // other. Links may share a switch, or the host's memory may be slower than all links
-// together, which is no GPU's fault.
+// together, which is no GPU's fault. Nor is memory that was far from the GPU: where nobody knows the GPU's NUMA
+// node, as in some virtual machines, it is measured from one node after the other.
 func (b bench) remeasureLinks(ctx context.Context, p phase, units []check.Unit, all [][]SampleRun, end time.Time) {
 	for i, u := range units {
-		if len(units) == 1 || len(all[i]) != 1 || all[i][0].Outcome != probe.SamplePassed || b.driver.Info.Simulated {
+		from := [][]int{b.nearCPUs[u.UUID]}
+		if from[0] == nil && len(b.nodes) > 1 {
+			from = b.nodes
+		}
+		if len(units) == 1 && len(from) == 1 || len(all[i]) != 1 || all[i][0].Outcome != probe.SamplePassed || b.driver.Info.Simulated {
 			continue
 		}
 		g := GPU{
 			UUID: u.UUID, Product: u.GPU.Product, PCI: u.GPU.PCI, Compute: u.GPU.Compute.String(), Port: readPort(b.o.Node.Root, u.GPU.PCI),
 			Condition: b.watch.lastCondition(u.GPU.UUID), link: hostLinkOf(b.watch.readingsSoFar(), u.GPU.UUID),
 		}
-		if u.UUID.IsMIG() || !HostLinkMissed(g, all[i][0].Answer.Figures, b.o.Table) {
-			continue
-		}
-		if again := b.runSample(ctx, p.samples[0], quickBandwidth, []gpu.UUID{u.UUID}, end); again.Outcome == probe.SamplePassed {
-			MergeHostLink(&all[i][0].Answer, again.Answer)
+		for _, cpus := range from {
+			if u.UUID.IsMIG() || !HostLinkMissed(g, all[i][0].Answer.Figures, b.o.Table) {
+				break
+			}
+			if again := b.runSample(ctx, p.samples[0], quickBandwidth, []gpu.UUID{u.UUID}, cpus, end); again.Outcome == probe.SamplePassed {
+				MergeHostLink(&all[i][0].Answer, again.Answer)
+			}
 		}
 	}
 }
@@ -220,16 +252,14 @@ func (b bench) peers(ctx context.Context, p phase, units []check.Unit, wrong map
 	}
 	var runs []SampleRun
 	for _, name := range p.samples {
-		runs = append(runs, SampleRun{Sample: name, SampleResult: b.runSample(ctx, name, p.args, ids, end)})
+		runs = append(runs, SampleRun{Sample: name, SampleResult: b.runSample(ctx, name, p.args, ids, nil, end)})
 	}
 	return runs
 }
 
-func (b bench) runSample(ctx context.Context, name string, args func(bool) []string, ids []gpu.UUID, end time.Time) probe.SampleResult {
-	j := probe.SampleJob{Name: name, Path: b.o.Find(name), Devices: ids, LibDir: b.driver.LibDir, Timeout: time.Until(end)}
-	if len(ids) == 1 {
-		j.CPUs = b.nearCPUs[ids[0]]
-	}
+// runSample runs a sample on cpus, nil: on any.
+func (b bench) runSample(ctx context.Context, name string, args func(bool) []string, ids []gpu.UUID, cpus []int, end time.Time) probe.SampleResult {
+	j := probe.SampleJob{Name: name, Path: b.o.Find(name), Devices: ids, CPUs: cpus, LibDir: b.driver.LibDir, Timeout: time.Until(end)}
 	if args != nil {
 		j.Args = args(b.driver.Info.Simulated)
 	}

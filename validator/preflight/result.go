@@ -68,10 +68,10 @@ type GPU struct {
 	Figures   []Figure       `json:"figures,omitempty"`
 	Condition *gpu.Condition `json:"condition,omitempty"` // at the end
 
-	link        hostLink
-	linksTold   bool // the thresholds say how many NVLinks are up
-	migMode     bool
-	powerCapped bool // under load, the power limit held the clocks down
+	link      hostLink
+	linksTold bool // the thresholds say how many NVLinks are up
+	migMode   bool
+	limitedBy string // what held the clocks down under load, in good order; "": nothing
 }
 
 // Finding describes a problem.

@@ -50,8 +50,8 @@ func judgeFigure(g *GPU, f probe.Figure, t Thresholds, simulated bool) Figure {
 	}
 	message := fmt.Sprintf("%s: measured %s, expected %s (%s), limit %s",
 		out.Name, Speed(f.Value, out.Unit), Speed(out.Expected, out.Unit), out.Source, Speed(out.Limit, out.Unit))
-	if rate && g.powerCapped && !own {
-		g.Notes = append(g.Notes, message+": not judged, since the power limit held the clocks down")
+	if rate && g.limitedBy != "" && !own {
+		g.Notes = append(g.Notes, message+": not judged, since "+g.limitedBy+" held the clocks down")
 		return out
 	}
 	out.Verdict = Slow
@@ -116,11 +116,21 @@ func expected(g *GPU, f probe.Figure, t Thresholds) (value float64, source, key 
 // minEqual is the least number of equal devices among which an outlier can be named.
 const minEqual = 3
 
-// findOutliers adds findings for figures far below the median of equal devices.
+// findOutliers adds findings for figures far below the median of equal devices. GPUs in slots of different
+// kinds are not equal with regard to the link to the host.
 func findOutliers(r *Result, below float64) {
-	type kind struct{ product, profile, figure string }
+	type kind struct {
+		product, profile, figure string
+		link                     float64 // the rate expected of the link to the host
+	}
 	groups := map[kind][]float64{}
-	kindOf := func(g GPU, f Figure) kind { return kind{g.Product, g.Profile, f.Name} }
+	kindOf := func(g GPU, f Figure) kind {
+		k := kind{product: g.Product, profile: g.Profile, figure: f.Name}
+		if isHostLink(f.Name) {
+			k.link = f.Expected
+		}
+		return k
+	}
 	each := func(do func(g *GPU, f *Figure)) {
 		for i := range r.GPUs {
 			for k := range r.GPUs[i].Figures {

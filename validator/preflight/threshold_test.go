@@ -31,7 +31,7 @@ func TestTheEmbeddedTable(t *testing.T) {
 		key     string
 		want    float64
 	}{
-		{figureCopy, h100, "9.0", 0.85},
+		{figureCopy, h100, "9.0", 0.7},
 		{figureCopy, l4, "8.9", 0.75},
 		{figureHostToDevice, h100, "pcie5", 0.72},
 		{figureHostToDevice, h100, "pcie6", 0},
@@ -59,7 +59,7 @@ func TestAFileOverridesTheTable(t *testing.T) {
 	h200, ok := table.Product("NVIDIA H200")
 	require.True(t, ok)
 	require.Equal(t, 0.5, table.Share(figureFP32, h200, "9.0"))
-	require.Equal(t, 0.85, table.Share(figureCopy, h200, "9.0"))
+	require.Equal(t, 0.7, table.Share(figureCopy, h200, "9.0"))
 	require.Equal(t, 0.05, table.BelowMedian())
 	_, err = LoadThresholds(path + "x")
 	require.ErrorContains(t, err, "the thresholds: open")

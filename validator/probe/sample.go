@@ -94,8 +94,8 @@ type WrongValue struct {
 const (
 	CUDAOutOfMemory       = 2
 	CUDADeviceUnavailable = 46  // the compute mode admits no further process
-	cudaMPSFirst          = 805 // from here on: the MPS daemon has no room for another client, or restarts
-	cudaMPSLast           = 809
+	cudaMPSFirst          = 805 // from here on: the MPS daemon has no room for another client, restarts, or has ended this one
+	cudaMPSLast           = 810
 )
 
 // SampleResult is the result of a SampleJob.
@@ -116,6 +116,37 @@ func (r SampleResult) MeansInUse() bool {
 // MeansInUse reports whether a call of CUDA that fails on a good GPU that others use has this result.
 func MeansInUse(code int) bool {
 	return code == CUDAOutOfMemory || code == CUDADeviceUnavailable || code >= cudaMPSFirst && code <= cudaMPSLast
+}
+
+// installation lists the results of CUDA that tell of the driver, its libraries and daemons, or of what this
+// container may use, and not of a GPU (CUresult in cuda.h).
+var installation = []int{
+	3,   // NOT_INITIALIZED
+	34,  // STUB_LIBRARY
+	36,  // CALL_REQUIRES_NEWER_DRIVER
+	100, // NO_DEVICE: its node is not in this container
+	101, // INVALID_DEVICE
+	218, // INVALID_PTX
+	221, // JIT_COMPILER_NOT_FOUND
+	222, // UNSUPPORTED_PTX_VERSION
+	304, // OPERATING_SYSTEM
+	800, // NOT_PERMITTED
+	801, // NOT_SUPPORTED
+	802, // SYSTEM_NOT_READY: the fabric manager has not begun
+	803, // SYSTEM_DRIVER_MISMATCH
+	804, // COMPAT_NOT_SUPPORTED_ON_DEVICE
+}
+
+// BlamesDevice reports whether the sample failed in a way in which it fails on no good GPU, whoever uses it: by
+// a wrong result, none at all, or a result of CUDA that tells of the GPU. A sample that was killed blames nobody.
+func (r SampleResult) BlamesDevice() bool {
+	switch r.Outcome {
+	case SampleWrong, SampleNoResult:
+		return r.Ran
+	case SampleFailed:
+		return r.Ran && r.Answer.Code != 0 && !r.MeansInUse() && !slices.Contains(installation, r.Answer.Code)
+	}
+	return false
 }
 
 const (

@@ -68,7 +68,8 @@ func TestHowASampleEnds(t *testing.T) {
 
 func TestASampleOnAGPUInUseGivesACode(t *testing.T) {
 	for code, inUse := range map[string]bool{
-		`"code": 2, `: true, `"code": 46, `: true, `"code": 807, `: true, `"code": 700, `: false, `"code": 804, `: false, ``: false, `"code": "46", `: false,
+		`"code": 2, `: true, `"code": 46, `: true, `"code": 807, `: true, `"code": 810, `: true,
+		`"code": 811, `: false, `"code": 700, `: false, `"code": 804, `: false, ``: false, `"code": "46", `: false,
 	} {
 		r := RunSample(t.Context(), job(t, `echo '{"passed": false, `+code+`"error": "cuDevicePrimaryCtxRetain: error 46"}'; exit 1`))
 		require.Equal(t, SampleFailed, r.Outcome)
@@ -76,6 +77,25 @@ func TestASampleOnAGPUInUseGivesACode(t *testing.T) {
 	}
 	r := RunSample(t.Context(), job(t, `echo '{"passed": false, "code": 46, "error": "element 7"}'; exit 3`))
 	require.False(t, r.MeansInUse(), "a wrong result is one")
+}
+
+func TestASampleBlamesTheDeviceOnly(t *testing.T) {
+	for script, blames := range map[string]bool{
+		`echo '{"passed": false, "code": 700, "error": "e"}'; exit 1`: true,
+		`echo '{"passed": false, "code": 999, "error": "e"}'; exit 1`: true,
+		`echo '{"passed": false, "error": "element 7"}'; exit 3`:      true,
+		`exit 4`: true,
+		`echo '{"passed": false, "code": 2, "error": "e"}'; exit 1`:   false,
+		`echo '{"passed": false, "code": 802, "error": "e"}'; exit 1`: false,
+		`echo '{"passed": false, "code": 100, "error": "e"}'; exit 1`: false,
+		`exit 1`:              false,
+		`kill -9 $$`:          false,
+		`exit 5`:              false,
+		"echo '" + good + "'": false,
+	} {
+		require.Equal(t, blames, RunSample(t.Context(), job(t, script)).BlamesDevice(), script)
+	}
+	require.False(t, RunSample(t.Context(), SampleJob{Name: "x", Path: "/nonexistent", Timeout: time.Minute}).BlamesDevice())
 }
 
 func TestASampleIsAClientOfMPS(t *testing.T) {

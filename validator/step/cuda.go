@@ -63,6 +63,7 @@ func (c *cudaCheck) check(ctx context.Context, node check.Node, driver check.Dri
 			earlier, _ = readKept(node.KeptProof) // what cannot be read proves nothing
 		}
 		kept = earlier.within(kept, units)
+		kept.dropFaulty(node, units)
 	}
 	results := runSamples(ctx, node, driver, units, kept)
 	kept.add(units, results, ctx.Err() != nil)
@@ -91,18 +92,18 @@ func (c *cudaCheck) storeKept(node check.Node, kept keptProof) error {
 // unitResult is the result of one unit: that of the sample, a kept one, or none since others use the unit.
 type unitResult struct {
 	probe.SampleResult
-	kept   bool            // from an earlier check, at
-	at     time.Time       // of the pass, of a kept one
-	busy   *check.Unproven // nil: nobody was in the way
-	client bool            // the sample was a client of an MPS control daemon
+	kept bool            // from an earlier check, at
+	at   time.Time       // of the pass, of a kept one
+	busy *check.Unproven // nil: nobody was in the way
 }
 
 func (r unitResult) isPassed() bool { return r.busy == nil && r.Outcome == probe.SamplePassed }
 func (r unitResult) isFailed() bool { return r.busy == nil && r.Outcome != probe.SamplePassed }
 
-// isInDoubt reports whether others may be the cause of the failure. A client of MPS waits for other clients.
+// isInDoubt reports whether others may be the cause of the failure. A sample waits for the other clients of MPS,
+// and for a program that pins the host's memory.
 func (r unitResult) isInDoubt() bool {
-	return r.busy == nil && (r.MeansInUse() || r.client && r.Outcome == probe.SampleNoResult)
+	return r.busy == nil && (r.MeansInUse() || r.Outcome == probe.SampleNoResult)
 }
 
 // runSamples runs the sample on the units that are not proven and that nobody uses. One that others use and
@@ -144,7 +145,7 @@ func runOpen(ctx context.Context, node check.Node, driver check.Driver, units []
 	}
 	// Errors are in the results, not in the group, so that all GPUs are tried.
 	_ = group.Wait()
-	if !slices.ContainsFunc(results, unitResult.isInDoubt) {
+	if ctx.Err() != nil || !slices.ContainsFunc(results, unitResult.isInDoubt) { // nobody answers an interrupted check
 		return results
 	}
 	use = readUse(ctx, node, driver) // somebody may have come meanwhile
@@ -181,7 +182,7 @@ func tryUnit(ctx context.Context, node check.Node, driver check.Driver, u check.
 		}
 		return unitResult{SampleResult: r}
 	}
-	return unitResult{SampleResult: runVectorAdd(ctx, node, driver, u, mps), client: mps.pipe != ""}
+	return unitResult{SampleResult: runVectorAdd(ctx, node, driver, u, mps)}
 }
 
 func judgeSamples(node check.Node, driver check.Driver, units []check.Unit, results []unitResult) check.Outcome {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"slices"
 	"time"
 
 	"github.com/gpuready/gpuready/internal/gpu"
@@ -60,7 +61,7 @@ type keptFailure struct {
 
 // newKeptFailure returns the failure of a unit; false: it says nothing of the unit.
 func newKeptFailure(u check.Unit, r unitResult) (keptFailure, bool) {
-	if !r.isFailed() || r.kept || !r.Ran || r.MeansInUse() {
+	if !r.isFailed() || r.kept || !r.BlamesDevice() {
 		return keptFailure{}, false
 	}
 	f := keptFailure{Place: placeOf(u), Time: time.Now().UTC(), Reason: reasonSampleFailed, Message: record.Clean(r.Message, maxKeptText)}
@@ -170,6 +171,29 @@ func (k keptProof) within(now keptProof, units []check.Unit) keptProof {
 		}
 	}
 	return now
+}
+
+// dropFaulty drops the passes of devices that have been faulty since: the device plugin has recorded a fault that
+// only a reset of the GPU or of the driver ends. NVML may not report it.
+func (k keptProof) dropFaulty(node check.Node, units []check.Unit) {
+	state, err := node.State(nodestate.DevicePlugin)
+	if err != nil || state.DevicePlugin == nil {
+		return
+	}
+	for _, u := range units {
+		for _, f := range state.DevicePlugin.Faults {
+			endsAlone := f.Needs == nodestate.EvidenceSnapshot || f.Needs == nodestate.EvidenceQuiet
+			if f.GPU == u.GPU.UUID && !endsAlone && isInInstance(u, f.GPUInstance) && f.Since.After(k.Units[u.UUID].Time) {
+				delete(k.Units, u.UUID)
+			}
+		}
+	}
+}
+
+// isInInstance reports whether a fault of a GPU instance, nil for the whole GPU, concerns a unit.
+func isInInstance(u check.Unit, instance *int) bool {
+	return instance == nil || u.UUID == u.GPU.UUID ||
+		slices.ContainsFunc(u.GPU.MIG, func(m gpu.MIGDevice) bool { return m.UUID == u.UUID && m.GPUInstance == *instance })
 }
 
 // add adds the results of samples that ran. If ended, samples without a result were ended by us.

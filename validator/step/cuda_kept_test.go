@@ -122,6 +122,35 @@ func simulatedSample(t *testing.T, dir string) string {
 	return cudaTestNode(t, strings.Replace(passingSample(dir), `\"passed\": true,`, `\"passed\": true, \"simulated\": true,`, 1)).VectorAdd
 }
 
+// Of an XID that the device plugin has recorded NVML may say nothing.
+func TestAProofThatIsOlderThanAFaultIsNone(t *testing.T) {
+	k := newKeeper(t, 3)
+	k.node.Root, k.node.StateDir = newMachine(t).Root, "/states"
+	k.d.GPUs[2] = gputest.WithMIG(k.d.GPUs[2], "1g.10gb", "2g.20gb")
+	first, second := k.d.GPUs[2].MIG[0], k.d.GPUs[2].MIG[1]
+	_, ran := k.restart()
+	require.Len(t, ran, 4)
+	before, after := time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
+	for name, c := range map[string]struct {
+		fault nodestate.Fault
+		again []gpu.UUID
+	}{
+		"since":                   {nodestate.Fault{GPU: k.d.GPUs[1].UUID, Since: after}, []gpu.UUID{k.d.GPUs[1].UUID}},
+		"since, until a reload":   {nodestate.Fault{GPU: k.d.GPUs[1].UUID, Since: after, Needs: nodestate.EvidenceReload}, []gpu.UUID{k.d.GPUs[1].UUID}},
+		"before the pass":         {nodestate.Fault{GPU: k.d.GPUs[1].UUID, Since: before}, nil},
+		"one that ends alone":     {nodestate.Fault{GPU: k.d.GPUs[1].UUID, Since: after, Needs: nodestate.EvidenceQuiet}, nil},
+		"of a divided GPU":        {nodestate.Fault{GPU: k.d.GPUs[2].UUID, Since: after}, []gpu.UUID{first.UUID, second.UUID}},
+		"of one of its instances": {nodestate.Fault{GPU: k.d.GPUs[2].UUID, GPUInstance: &second.GPUInstance, Since: after}, []gpu.UUID{second.UUID}},
+	} {
+		c.fault.Reason = gpu.ReasonXID
+		require.NoError(t, nodestate.Write(k.node.StatePath(nodestate.DevicePlugin), nodestate.State{
+			Component: nodestate.DevicePlugin, BootID: k.node.BootID, Phase: nodestate.Ready, DevicePlugin: &nodestate.DevicePluginInfo{Faults: []nodestate.Fault{c.fault}},
+		}))
+		_, ran := k.restart()
+		require.ElementsMatch(t, c.again, ran, name)
+	}
+}
+
 // Outside of injected containers the toolkit's state has the generation. While it is not known, it is no
 // other one.
 func TestTheToolkitsGenerationIsPartOfTheProof(t *testing.T) {
@@ -333,6 +362,10 @@ func TestWhatIsNoFailureOfTheGPUIsNotKept(t *testing.T) {
 	for name, path := range map[string]string{
 		"no memory, nobody is seen": cudaTestNode(t, failsOn(k.d.GPUs[0].UUID, 2)).VectorAdd,
 		"no program":                good + "-not-there",
+		// A fabric manager that begins after the first check, and a device node that the toolkit has yet to inject.
+		"the fabric is not ready": cudaTestNode(t, failsOn(k.d.GPUs[0].UUID, 802)).VectorAdd,
+		"no device":               cudaTestNode(t, failsOn(k.d.GPUs[0].UUID, 100)).VectorAdd,
+		"killed for memory":       cudaTestNode(t, "kill -9 $$").VectorAdd,
 	} {
 		k.node.VectorAdd = path
 		require.Equal(t, check.Failed, (&cudaCheck{}).check(t.Context(), k.node, k.d).Kind, name)

@@ -244,9 +244,9 @@ func readHolders(ctx context.Context, node check.Node, driver check.Driver) (map
 	return held, nil
 }
 
-// collectHolders maps the kubelet's devices to GPUs and MIG devices: by the device plugin's state, or
-// because a name contains the UUID, as those of other device plugins and of claims' CDI devices do. Claims with
-// administrative access hold nothing.
+// collectHolders maps the kubelet's devices to GPUs and MIG devices: by the device plugin's state, or because a
+// name begins with the UUID, as those of other device plugins do (HAMi's for shares: GPU-…-3), or is that of a
+// claim's CDI device. Claims with administrative access hold nothing.
 func collectHolders(pods *podresources.ListPodResourcesResponse, driver check.Driver, plugin *nodestate.DevicePluginInfo, admin []nodestate.ClaimedDevice) map[gpu.UUID][]string {
 	known := map[string]gpu.UUID{} // by resource and device ID
 	if plugin != nil {
@@ -273,9 +273,7 @@ func collectHolders(pods *podresources.ListPodResourcesResponse, driver check.Dr
 				for _, id := range d.GetDeviceIds() {
 					device, ok := known[d.GetResourceName()+" "+id]
 					if !ok {
-						name, _, _ := strings.Cut(id, "::") // a replica
-						device = gpu.UUID(name)
-						_, ok = uuids[device]
+						device, ok = uuidOf(id, uuids)
 					}
 					if ok {
 						hold(device, pod)
@@ -296,6 +294,16 @@ func collectHolders(pods *podresources.ListPodResourcesResponse, driver check.Dr
 		}
 	}
 	return held
+}
+
+// uuidOf returns the UUID with which the ID of a device begins: that of a replica goes on with "::3" or "-3".
+func uuidOf[T any](id string, uuids map[gpu.UUID]T) (gpu.UUID, bool) {
+	for device := range uuids {
+		if rest, ok := strings.CutPrefix(id, string(device)); ok && device != "" && (rest == "" || strings.HasPrefix(rest, "::") || rest[0] == '-') {
+			return device, true
+		}
+	}
+	return "", false
 }
 
 // readShares returns the GPUs that mps-daemon has set aside for its control daemons.

@@ -165,14 +165,15 @@ func TestNothingIsComputedOnGPUsOfOthers(t *testing.T) {
 	seen := t.TempDir()
 	n := cudaTestNode(t, passingSample(seen))
 	kubelet := serveKubelet(t, &n)
-	d := cudaTestDriver(8)
+	d := cudaTestDriver(9)
 	d.GPUs[1] = gputest.WithMIG(d.GPUs[1], "1g.10gb", "2g.20gb")
 	d.GPUs[6].ComputeMode = gpu.ComputeProhibited
 	kubelet.hold("whole", string(d.GPUs[0].UUID))
 	kubelet.hold("part", string(d.GPUs[1].MIG[0].UUID))
 	kubelet.hold("replica", string(d.GPUs[2].UUID)+"::3")
 	kubelet.claim("claim", "k8s.gpuready.io/gpu="+string(d.GPUs[3].UUID))
-	kubelet.hold("other", "mlx5_0")
+	kubelet.hold("other", "mlx5_0", string(d.GPUs[7].UUID)+"0")
+	kubelet.hold("share", string(d.GPUs[8].UUID)+"-9") // of another device plugin
 	n.ReadUsage = func(context.Context, check.Node) (map[gpu.UUID]gpu.Usage, error) {
 		return map[gpu.UUID]gpu.Usage{
 			d.GPUs[4].UUID: {Processes: []gpu.Process{{PID: 7}}},
@@ -191,7 +192,7 @@ func TestNothingIsComputedOnGPUsOfOthers(t *testing.T) {
 	require.ElementsMatch(t, []string{string(d.GPUs[1].MIG[1].UUID), string(d.GPUs[7].UUID)}, names)
 	require.Equal(t, map[gpu.UUID]gpu.Reason{
 		d.GPUs[0].UUID: ReasonInUse, d.GPUs[1].MIG[0].UUID: ReasonInUse, d.GPUs[2].UUID: ReasonInUse, d.GPUs[3].UUID: ReasonInUse,
-		d.GPUs[4].UUID: ReasonInUse, d.GPUs[5].UUID: ReasonInUse, d.GPUs[6].UUID: ReasonProhibited,
+		d.GPUs[4].UUID: ReasonInUse, d.GPUs[5].UUID: ReasonInUse, d.GPUs[6].UUID: ReasonProhibited, d.GPUs[8].UUID: ReasonInUse,
 	}, o.Proof.Unproven)
 	holders := map[gpu.UUID][]string{}
 	for _, u := range o.Unproven {
@@ -207,7 +208,7 @@ func TestNothingIsComputedOnGPUsOfOthers(t *testing.T) {
 	o = checkCUDA(t.Context(), n, d)
 	require.Equal(t, check.Passed, o.Kind, "a node on which jobs hold every GPU is no broken one")
 	require.Zero(t, o.Proof.GPUs)
-	require.Contains(t, o.Proof.Summary, "vectorAdd on 0 of 8 GPUs")
+	require.Contains(t, o.Proof.Summary, "vectorAdd on 0 of 9 GPUs")
 	require.Contains(t, DescribeUse(t.Context(), n, d), "held by pod default/whole")
 
 	n.OwnPod = "default/whole" // our own, which proves layer plugin
@@ -303,6 +304,31 @@ echo "{\"passed\": true, \"uuid\": \"$CUDA_VISIBLE_DEVICES\"}"`).VectorAdd
 	o = checkCUDA(t.Context(), n, d)
 	require.Equal(t, check.Passed, o.Kind, "%+v", o.NotReady)
 	require.Equal(t, ReasonInUse, o.Proof.Unproven[shared], "another client may be before it")
+}
+
+func TestASampleThatHangsOnAGPUThatAPodGotHasNotFailed(t *testing.T) {
+	for name, pod := range map[string]bool{"a pod got it": true, "nobody has it": false} {
+		t.Run(name, func(t *testing.T) {
+			n := cudaTestNode(t, "sleep 1000 & wait")
+			n.CUDATimeout = 100 * time.Millisecond
+			kubelet := serveKubelet(t, &n)
+			n.ReadUsage = func(context.Context, check.Node) (map[gpu.UUID]gpu.Usage, error) {
+				if pod {
+					kubelet.hold("job", string(gputest.GPU(0))) // after the kubelet was asked
+				}
+				return map[gpu.UUID]gpu.Usage{gputest.GPU(0): {Processes: []gpu.Process{{PID: 7, Graphics: true}}}}, nil
+			}
+			o := checkCUDA(t.Context(), n, cudaTestDriver(1))
+			if !pod {
+				require.Equal(t, check.Failed, o.Kind)
+				require.Equal(t, reasonSampleTimeout, o.NotReady.Reason)
+				return
+			}
+			require.Equal(t, check.Passed, o.Kind, "%+v", o.NotReady)
+			require.Equal(t, map[gpu.UUID]gpu.Reason{gputest.GPU(0): ReasonInUse}, o.Proof.Unproven)
+			require.Contains(t, o.Unproven[0].Message, "held by pod default/job")
+		})
+	}
 }
 
 // A kubelet that does not answer has not said that nobody holds a GPU.

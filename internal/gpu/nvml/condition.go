@@ -27,8 +27,8 @@ var throttles = []struct {
 	{nvml.ClocksEventReasonDisplayClockSetting, gpu.ThrottleDisplayClock},
 }
 
-// Condition reads the state that a GPU reports about itself now. Fields that the GPU or
-// its driver does not report stay zero. An error means that the GPU or its driver failed, that the library
+// Condition reads the state that a GPU reports about itself now. Fields that the GPU or its driver does not
+// report, or fails to read, stay zero. An error means that the GPU or its driver is gone, that the library
 // cannot look up a GPU by its UUID, or that s is not open.
 func (s *Source) Condition(ctx context.Context, id gpu.UUID) (gpu.Condition, error) {
 	if err := s.checkOpen(); err != nil {
@@ -70,9 +70,32 @@ func (s *Source) callOptional(name string, fn func() nvml.Return) (ok bool, err 
 	}
 }
 
+// readOptional is callOptional for what no judgement may hang on: a call that fails has no result, and is an error
+// only if GPU or driver are gone.
+func (s *Source) readOptional(name string, fn func() nvml.Return) (ok bool, err error) {
+	if !s.has[name] {
+		return false, nil
+	}
+	ret := fn()
+	return ret == nvml.SUCCESS, s.checkOptional(name, ret)
+}
+
+// checkOptional converts the return code of a call without which a GPU works: only one of a GPU or driver that
+// is gone is an error.
+func (s *Source) checkOptional(name string, ret nvml.Return) error {
+	switch {
+	case ret == nvml.SUCCESS || isAbsent(ret):
+		return nil
+	case isGone(ret):
+		return check(name, ret)
+	}
+	s.reportFailure(check(name, ret))
+	return nil
+}
+
 func (s *Source) readECC(device nvml.Device, e *gpu.ECC) error {
 	count := func(since nvml.EccCounterType, to *uint64) (bool, error) {
-		return s.callOptional("nvmlDeviceGetTotalEccErrors", func() (ret nvml.Return) {
+		return s.readOptional("nvmlDeviceGetTotalEccErrors", func() (ret nvml.Return) {
 			*to, ret = device.GetTotalEccErrors(nvml.MEMORY_ERROR_TYPE_UNCORRECTED, since)
 			return ret
 		})
@@ -87,7 +110,7 @@ func (s *Source) readECC(device nvml.Device, e *gpu.ECC) error {
 }
 
 func (s *Source) readRows(device nvml.Device, r *gpu.Rows) (err error) {
-	r.Supported, err = s.callOptional("nvmlDeviceGetRemappedRows", func() (ret nvml.Return) {
+	r.Supported, err = s.readOptional("nvmlDeviceGetRemappedRows", func() (ret nvml.Return) {
 		_, r.Uncorrected, r.Pending, r.Failed, ret = device.GetRemappedRows()
 		return ret
 	})
@@ -98,7 +121,7 @@ func (s *Source) readRows(device nvml.Device, r *gpu.Rows) (err error) {
 // have.
 func (s *Source) readThrottle(device nvml.Device, c *gpu.Condition) error {
 	var reasons uint64
-	_, err := s.callOptional("nvmlDeviceGetCurrentClocksThrottleReasons", func() (ret nvml.Return) {
+	_, err := s.readOptional("nvmlDeviceGetCurrentClocksThrottleReasons", func() (ret nvml.Return) {
 		reasons, ret = device.GetCurrentClocksThrottleReasons()
 		return ret
 	})
@@ -121,26 +144,29 @@ func (s *Source) readPCIe(device nvml.Device, p *gpu.PCIe) error {
 		{"nvmlDeviceGetCurrPcieLinkWidth", device.GetCurrPcieLinkWidth, &p.Width},
 		{"nvmlDeviceGetMaxPcieLinkWidth", device.GetMaxPcieLinkWidth, &p.MaxWidth},
 	} {
-		if _, err := s.callOptional(q.name, func() (ret nvml.Return) { *q.to, ret = q.ask(); return ret }); err != nil {
+		if _, err := s.readOptional(q.name, func() (ret nvml.Return) { *q.to, ret = q.ask(); return ret }); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
+// readNVLinks lists the links whose state can be read: the others are neither up nor down.
 func (s *Source) readNVLinks(device nvml.Device, l *gpu.NVLinks) error {
-	if !s.has["nvmlDeviceGetNvLinkState"] {
+	const name = "nvmlDeviceGetNvLinkState"
+	if !s.has[name] {
 		return nil
 	}
 	for i := range nvml.NVLINK_MAX_LINKS {
 		state, ret := device.GetNvLinkState(i)
+		if err := s.checkOptional(name, ret); err != nil {
+			return err
+		}
 		switch {
 		case ret == nvml.ERROR_INVALID_ARGUMENT:
 			return nil // no more links
-		case ret == nvml.ERROR_NOT_SUPPORTED || ret == nvml.ERROR_NO_PERMISSION:
-			continue
 		case ret != nvml.SUCCESS:
-			return check("nvmlDeviceGetNvLinkState", ret)
+			continue
 		case state == nvml.FEATURE_ENABLED:
 			l.Up = append(l.Up, i)
 		default:

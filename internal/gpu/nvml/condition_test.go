@@ -80,7 +80,9 @@ func TestUnsupportedConditionFieldsAreLeftOut(t *testing.T) {
 	f, s := newFake(t, gputest.Node("t4", 1), Options{})
 	id := f.gpus[0].device.UUID
 	s.has["nvmlDeviceGetRemappedRows"], s.has["nvmlDeviceGetNvLinkState"] = false, false
-	for _, answer := range []nvml.Return{nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_NO_PERMISSION} {
+	for _, answer := range []nvml.Return{
+		nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_NO_PERMISSION, nvml.ERROR_NOT_FOUND, nvml.ERROR_FUNCTION_NOT_FOUND, nvml.ERROR_TIMEOUT, nvml.ERROR_UNKNOWN,
+	} {
 		f.gpus[0].condition.answer = answer
 		got, err := s.Condition(t.Context(), id)
 		require.NoError(t, err)
@@ -95,6 +97,22 @@ func TestUnsupportedConditionFieldsAreLeftOut(t *testing.T) {
 	s.has["nvmlDeviceGetHandleByUUID"] = false
 	_, err = s.Condition(t.Context(), id)
 	require.ErrorContains(t, err, "lacks the function")
+}
+
+// In virtual machines and beside other drivers the state of a link cannot be read.
+func TestALinkWhoseStateCannotBeReadIsNeitherUpNorDown(t *testing.T) {
+	f, s := newFake(t, gputest.Node("a100-80gb", 1), Options{})
+	g := f.gpus[0]
+	g.links = []fakeLink{{}, {down: true}}
+	for _, ret := range []nvml.Return{nvml.ERROR_NO_PERMISSION, nvml.ERROR_NOT_FOUND, nvml.ERROR_TIMEOUT, nvml.ERROR_FUNCTION_NOT_FOUND, nvml.ERROR_UNKNOWN} {
+		g.refuse = map[string]nvml.Return{"nvmlDeviceGetNvLinkState": ret}
+		got, err := s.Condition(t.Context(), g.device.UUID)
+		require.NoError(t, err, ret)
+		require.Equal(t, gpu.NVLinks{}, got.NVLinks)
+	}
+	g.refuse = map[string]nvml.Return{"nvmlDeviceGetNvLinkState": nvml.ERROR_GPU_IS_LOST}
+	_, err := s.Condition(t.Context(), g.device.UUID)
+	require.ErrorContains(t, err, "the GPU is lost")
 }
 
 func TestTheConditionOfASimulatedGPU(t *testing.T) {
