@@ -307,6 +307,23 @@ func TestQuietGPURecovers(t *testing.T) {
 	require.Equal(t, []string{string(gputest.GPU(1))}, n.unhealthy(n.wait(7)), "one that needs a reset does not come back by itself")
 }
 
+// The configuration decides that a GPU is used while its memory waits to be replaced: an error of a program on it passes.
+func TestQuietGPUWhoseMemoryWaitsRecovers(t *testing.T) {
+	snap := gputest.Node("l40s", 2)
+	d := &snap.Devices[1]
+	d.Remap, d.Fault = gpu.RemapPending, gpu.Fault{Reason: gpu.ReasonResetNeeded, Message: "rows wait"}
+	n := newNode(t, snap).withKubelet()
+	n.cfg.Settings.Health = health.DefaultPolicy().With(health.Changes{QuietPeriod: 50 * time.Millisecond, Remap: "allocatable"})
+	n.start()
+	n.wait(2)
+	n.source.Emit(gputest.XID(d.UUID, 94))
+	n.log.wait(t, "device is healthy again")
+	n.source.Emit(gputest.Event(gpu.EventUnwatched, d.UUID, "said"))
+	n.wait(1)
+	n.source.Emit(gputest.Event(gpu.EventChanged, d.UUID, "its health is watched again"))
+	n.wait(2)
+}
+
 // xidSource is a source in which a GPU meets an XID while a snapshot is read.
 type xidSource struct {
 	reopenable
