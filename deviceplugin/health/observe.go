@@ -170,7 +170,12 @@ func (s State) applyRule(r Rule, id gpu.UUID, at scope, fault gpu.Fault, now tim
 	case gpu.ActionAsk:
 		return s.updateGPUs(id, now, func(g GPU) GPU { return g.recordQuestion(fault, evidenceFor(r.Recovery), now) })
 	}
-	return s.updateGPUs(id, now, func(g GPU) GPU { return g.addMark(at, fault, evidenceFor(r.Recovery), now) })
+	return s.updateGPUs(id, now, func(g GPU) GPU {
+		if !g.Device.MIGEnabled { // some drivers then name instance 0
+			return g.addMark(wholeGPU, fault, evidenceFor(r.Recovery), now)
+		}
+		return g.addMark(at, fault, evidenceFor(r.Recovery), now)
+	})
 }
 
 // scopeOfEvent returns the part of the GPU that an XID affects: for a contained XID,
