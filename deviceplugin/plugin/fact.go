@@ -169,7 +169,8 @@ func (s *state) isHealthy(snap gpu.Snapshot, pending []gpu.Event, id gpu.UUID) b
 		return s.health.Policy().Judge(d).Fault.Reason == "" &&
 			(d.UUID == id || slices.ContainsFunc(d.MIG, func(m gpu.MIGDevice) bool { return m.UUID == id })) &&
 			!slices.ContainsFunc(pending, func(e gpu.Event) bool {
-				return e.Kind != gpu.EventChanged && (e.UUID == d.UUID || e.UUID == "") // "": of all GPUs
+				ignored := e.Kind == gpu.EventXID && (s.health.Policy().Rule(e.XID).Action == gpu.ActionIgnore || s.hitsNeighbours(e))
+				return e.Kind != gpu.EventChanged && !ignored && (e.UUID == d.UUID || e.UUID == "") // "": of all GPUs
 			})
 	})
 }
