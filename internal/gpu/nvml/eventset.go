@@ -3,6 +3,8 @@ package nvml
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -68,7 +70,7 @@ var errShifted = errors.New("the GPUs have other indexes now")
 // registerOne adds a GPU to the set. The error wraps errShifted if the GPUs must be read again before, and
 // errNoEvents if the driver reports no XIDs of the GPU.
 func (w *watch) registerOne(set *eventSet, d gpu.Device) error {
-	handle, err := call(w.ctx, w.calls, subject(d.Index), func() (nvml.Device, error) {
+	handle, err := call(w.ctx, w.calls, subject(d.Index, len(w.seen)), func() (nvml.Device, error) {
 		device, ret := w.lib.DeviceGetHandleByIndex(d.Index)
 		if ret == nvml.ERROR_INVALID_ARGUMENT { // there are fewer GPUs than that
 			return nil, fmt.Errorf("%w: there is no GPU %d", errShifted, d.Index)
@@ -103,18 +105,17 @@ func (w *watch) registerOne(set *eventSet, d gpu.Device) error {
 	return nil
 }
 
-func (e *eventSet) has(id gpu.UUID) bool {
-	return e.hasAny(func(other gpu.UUID) bool { return other == id })
-}
-
-func (e *eventSet) hasAny(is func(gpu.UUID) bool) bool {
-	for _, id := range e.names {
-		if is(id) {
-			return true
+// count returns the number of registered GPUs with a UUID: several may have the same.
+func (e *eventSet) count(id gpu.UUID) (n int) {
+	for _, other := range e.names {
+		if other == id {
+			n++
 		}
 	}
-	return false
+	return n
 }
+
+func (e *eventSet) uuids() []gpu.UUID { return slices.Collect(maps.Values(e.names)) }
 
 // start starts the goroutine that waits. It sends results to waits, until over is
 // closed.

@@ -74,11 +74,19 @@ func (s *Source) settle(all []reading, errs []error) error {
 // if as many known GPUs are missing as did not answer, they match in order. Otherwise
 // the kernel module's own list decides.
 func (s *Source) findUUIDs(all []reading, errs []error) {
-	taken := map[gpu.UUID]bool{}
+	taken := map[gpu.UUID]int{}
+	count := func(id gpu.UUID) (n int) { // several GPUs may have one UUID
+		for _, other := range s.memory.order {
+			if other == id {
+				n++
+			}
+		}
+		return n
+	}
 	var nameless []int
 	for i, r := range all {
 		if r.UUID != "" {
-			taken[r.UUID] = true
+			taken[r.UUID]++
 		} else if errs[i] != nil {
 			nameless = append(nameless, i)
 		}
@@ -87,8 +95,9 @@ func (s *Source) findUUIDs(all []reading, errs []error) {
 		return
 	}
 	assign := func(i int, id gpu.UUID) {
-		if id != "" && !taken[id] {
-			all[i].UUID, taken[id] = id, true
+		if id != "" && taken[id] < max(count(id), 1) {
+			all[i].UUID = id
+			taken[id]++
 		}
 	}
 	if len(s.memory.order) == len(all) {
@@ -99,7 +108,7 @@ func (s *Source) findUUIDs(all []reading, errs []error) {
 	}
 	var missing []reading
 	for _, id := range slices.Sorted(maps.Keys(s.memory.devices)) {
-		if !taken[id] {
+		if taken[id] == 0 {
 			missing = append(missing, s.memory.devices[id])
 		}
 	}

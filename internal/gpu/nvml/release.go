@@ -177,7 +177,7 @@ func (s *Source) Device(ctx context.Context, index int) (gpu.Device, error) {
 	if err := s.checkOpen(); err != nil {
 		return gpu.Device{}, err
 	}
-	r, err := call(ctx, s.calls, subject(index), func() (reading, error) { return s.readDevice(index) })
+	r, err := call(ctx, s.calls, fmt.Sprintf("GPU %d", index), func() (reading, error) { return s.readDevice(index) })
 	switch {
 	case err != nil && wholeDriver(err):
 		return gpu.Device{}, fmt.Errorf("reading GPU %d: %w", index, err)

@@ -138,7 +138,7 @@ func (s *Source) readDevices(ctx context.Context, count int) ([]reading, []error
 		leave := acquireSlot(slots)
 		group.Go(func() {
 			defer leave()
-			all[i], errs[i] = call(ctx, s.calls, subject(i), func() (reading, error) {
+			all[i], errs[i] = call(ctx, s.calls, subject(i, count), func() (reading, error) {
 				// Look again: the GPU may have been released while the call waited to begin.
 				if r, out := s.released(count)[i]; out {
 					return r, nil
@@ -172,7 +172,9 @@ func acquireSlot(slots chan struct{}) (leave func()) {
 	}
 }
 
-func subject(index int) string { return fmt.Sprintf("GPU %d", index) }
+// subject names a GPU by its index among count. When a GPU leaves the bus, an index is that of another one, which a call
+// that hangs does not concern.
+func subject(index, count int) string { return fmt.Sprintf("GPU %d of %d", index, count) }
 
 func (s *Source) readDriver() (d gpu.Driver, err error) {
 	version, ret := s.lib.SystemGetDriverVersion()

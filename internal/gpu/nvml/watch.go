@@ -227,8 +227,12 @@ const maxShifts = 3
 // before are stopped: one that still has a GPU whose index has shifted delivers its events until then.
 func (w *watch) register(set *eventSet) {
 	shifted := false
+	alike := map[gpu.UUID]int{} // GPUs with one UUID
 	for _, d := range w.seen {
-		if !watchable(d) || set.has(d.UUID) || w.isReleased(d.UUID) || !w.mayRegister(d.UUID) {
+		if !watchable(d) || w.isReleased(d.UUID) || !w.mayRegister(d.UUID) {
+			continue
+		}
+		if alike[d.UUID]++; set.count(d.UUID) >= alike[d.UUID] {
 			continue
 		}
 		err := w.registerOne(set, d)
@@ -378,13 +382,13 @@ func (w *watch) probeAll() error {
 		}
 	}
 	w.letGo = w.letGo || slices.ContainsFunc(before, func(d gpu.Device) bool {
-		return watchable(d) && !watchable(find(w.seen, d.UUID))
+		return watchable(d) && countWatchable(w.seen, d.UUID) < countWatchable(before, d.UUID)
 	})
 	set := w.current()
 	if set == nil {
 		return nil // the caller makes a new one
 	}
-	if set.hasAny(func(id gpu.UUID) bool { return !watchable(find(w.seen, id)) }) {
+	if slices.ContainsFunc(set.uuids(), func(id gpu.UUID) bool { return set.count(id) > countWatchable(w.seen, id) }) {
 		return w.renew()
 	}
 	w.register(set)
@@ -403,6 +407,22 @@ func (w *watch) report(kind gpu.EventKind, id gpu.UUID, message string) {
 // stands for a missing GPU, is not watchable.
 func watchable(d gpu.Device) bool {
 	return d.UUID != "" && d.Fault.Reason != gpu.ReasonLost && d.Fault.Reason != gpu.ReasonUnreadable
+}
+
+// countWatchable counts the GPUs with a UUID that can be watched: several may have the same.
+func countWatchable(list []gpu.Device, id gpu.UUID) (n int) {
+	for _, d := range list {
+		if d.UUID == id && watchable(d) {
+			n++
+		}
+	}
+	return n
+}
+
+// isOfProgram reports whether an event is an error of a program, which tells nothing of its GPU.
+func isOfProgram(e gpu.Event) bool {
+	info, _ := gpu.XID(e.XID)
+	return e.Kind == gpu.EventXID && info.Class == gpu.XIDApplication && !info.Hardware
 }
 
 func devices(all []reading) []gpu.Device {
@@ -424,13 +444,16 @@ func changes(before, after []gpu.Device) []gpu.Event {
 	add := func(kind gpu.EventKind, id gpu.UUID, message string) {
 		events = append(events, gpu.Event{Kind: kind, UUID: id, Message: message})
 	}
-	old := map[gpu.UUID]gpu.Device{}
+	old := map[gpu.UUID][]gpu.Device{} // several GPUs may have one UUID
 	for _, d := range before {
-		old[d.UUID] = d
+		old[d.UUID] = append(old[d.UUID], d)
 	}
 	for _, d := range after {
-		was, known := old[d.UUID]
-		delete(old, d.UUID)
+		var was gpu.Device
+		known := len(old[d.UUID]) > 0
+		if known {
+			was, old[d.UUID] = old[d.UUID][0], old[d.UUID][1:]
+		}
 		was.Index = d.Index // indexes shift when another GPU goes; that is no change of this one
 		switch {
 		case !known:
@@ -446,6 +469,9 @@ func changes(before, after []gpu.Device) []gpu.Event {
 		}
 	}
 	for _, id := range slices.Sorted(maps.Keys(old)) {
+		if len(old[id]) == 0 {
+			continue
+		}
 		add(gpu.EventChanged, id, "the driver does not count the GPU any more")
 	}
 	return events
