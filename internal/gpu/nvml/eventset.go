@@ -26,6 +26,8 @@ type eventSet struct {
 	set      nvml.EventSet
 	names    map[nvml.Device]gpu.UUID // of the registered GPUs, by handle
 	worked   atomic.Bool              // a wait on it has succeeded
+	made     time.Time
+	inside   atomic.Int64 // when the wait inside NVML began, after made; 0: there is none
 	stopping bool
 	stopped  time.Time     // when stop was called
 	quit     chan struct{} // closed by stop
@@ -45,7 +47,7 @@ var errNoEvents = errors.New("the driver supports no such events")
 
 // newEventSet creates an event set. The error wraps errNoEvents if the driver has none.
 func (w *watch) newEventSet() (*eventSet, error) {
-	if !w.hasAll(watching...) {
+	if !w.hasAll(watching...) || !slices.ContainsFunc(waiting, func(symbol string) bool { return w.has[symbol] }) {
 		return nil, errNoEvents
 	}
 	set, err := call(w.ctx, w.calls, "events", func() (nvml.EventSet, error) {
@@ -59,7 +61,7 @@ func (w *watch) newEventSet() (*eventSet, error) {
 		return nil, err
 	}
 	return &eventSet{
-		source: w.Source, set: set, names: map[nvml.Device]gpu.UUID{},
+		source: w.Source, set: set, names: map[nvml.Device]gpu.UUID{}, made: time.Now(),
 		quit: make(chan struct{}), ended: make(chan struct{}),
 	}, nil
 }
@@ -150,6 +152,12 @@ func (e *eventSet) hangs() bool {
 	return e.ending() && time.Since(e.stopped) > e.source.slice+e.source.limit
 }
 
+// isDeaf reports whether a wait should have returned a while ago, so that no event is received.
+func (e *eventSet) isDeaf() bool {
+	began := time.Duration(e.inside.Load())
+	return began != 0 && time.Since(e.made)-began > e.source.slice+e.source.limit
+}
+
 // waitForEvents waits for events until stop is called or waiting fails, and then
 // frees the set. A wait cannot be interrupted, so it is done in slices; an event
 // ends a slice at once.
@@ -209,6 +217,8 @@ func (e *eventSet) waitOnce(slice time.Duration) (data nvml.EventData, ret nvml.
 	if e.source.checkOpen() != nil {
 		return data, nvml.ERROR_UNINITIALIZED, false
 	}
+	e.inside.Store(int64(time.Since(e.made)))
+	defer e.inside.Store(0)
 	data, ret = e.set.Wait(uint32(slice.Milliseconds()))
 	return data, ret, true
 }

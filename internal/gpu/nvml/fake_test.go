@@ -26,6 +26,7 @@ type fake struct {
 	setError          nvml.Return // result of creating an event set
 	inits, shutdowns  int
 	hangInit          chan struct{} // Shutdown and Init wait for it to close, if not nil
+	hangWait          chan struct{} // the same, of waits for events
 	topologyCallCount int
 	beforeHandle      func()          // called before each DeviceGetHandleByIndex, if not nil
 	opened            func(index int) // the same
@@ -450,6 +451,12 @@ func (m *fakeMIG) GetAttributes() (nvml.DeviceAttributes, nvml.Return) {
 func (s *fakeSet) Wait(milliseconds uint32) (nvml.EventData, nvml.Return) {
 	deadline := time.NewTimer(time.Duration(milliseconds) * time.Millisecond)
 	defer deadline.Stop()
+	s.lib.mu.Lock()
+	hang := s.lib.hangWait
+	s.lib.mu.Unlock()
+	if hang != nil {
+		<-hang
+	}
 	for {
 		if data, ret, ok := s.next(); ok {
 			return data, ret

@@ -130,7 +130,7 @@ func (s *Source) migFactsOf(o *optionalReads, id gpu.UUID, handle nvml.Device, s
 func (s *Source) migProfile(handle nvml.Device) (string, error) {
 	if s.hasAll("nvmlDeviceIsMigDeviceHandle", "nvmlDeviceGetDeviceHandleFromMigDeviceHandle", "nvmlDeviceGetGpuInstanceById",
 		"nvmlDeviceGetGpuInstanceProfileInfo", "nvmlGpuInstanceGetInfo", "nvmlGpuInstanceGetComputeInstanceById",
-		"nvmlGpuInstanceGetComputeInstanceProfileInfo", "nvmlComputeInstanceGetInfo_v2") {
+		"nvmlGpuInstanceGetComputeInstanceProfileInfo", "nvmlComputeInstanceGetInfo_v2", "nvmlDeviceGetAttributes_v2") {
 		if mig, err := device.New(s.lib, device.WithVerifySymbols(false)).NewMigDevice(handle); err == nil {
 			// go-nvlib returns an error for profiles newer than itself: use the name then.
 			if profile, err := mig.GetProfile(); err == nil {

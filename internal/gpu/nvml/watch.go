@@ -63,6 +63,7 @@ type watch struct {
 
 	seen      []gpu.Device // as of the last probe
 	silent    bool         // the driver did not answer the last probe
+	deaf      bool         // it does not return from the wait for events
 	unwatched map[gpu.UUID]bool
 	worked    map[gpu.UUID]bool // the GPUs whose XIDs have been received by some event set
 	strikes   int               // consecutive waits that failed through no GPU's fault
@@ -148,6 +149,7 @@ func (w *watch) run() error {
 				w.reportGap()
 				continue
 			}
+			w.reportDeafness()
 			if err = w.probeAll(); err == nil && w.shouldCycle() {
 				err = w.cycle()
 			}
@@ -244,15 +246,15 @@ func (w *watch) register(set *eventSet) {
 		case w.ctx.Err() != nil:
 			return
 		case errors.Is(err, errNoEvents) && !w.worked[d.UUID]: // else it reported XIDs before: that is an error
-			delete(w.unwatched, d.UUID)
 			w.poll(d.UUID)
 		case errors.Is(err, errShifted) && w.shifts < maxShifts:
 			shifted = true // the reading is older than the shift, which is no fault of this GPU
-		case returned(err) == nvml.ERROR_GPU_IS_LOST:
-			w.report(gpu.EventLost, d.UUID, err.Error())
 		case !w.unwatched[d.UUID]:
 			w.unwatched[d.UUID] = true
 			w.report(gpu.EventUnwatched, d.UUID, "its health cannot be watched: "+err.Error())
+			if returned(err) == nvml.ERROR_GPU_IS_LOST { // though it may be read as before
+				w.report(gpu.EventLost, d.UUID, err.Error())
+			}
 		}
 	}
 	if !shifted {
@@ -272,7 +274,9 @@ func (w *watch) poll(id gpu.UUID) {
 	_, known := w.memory.noXIDs[id]
 	w.memory.noXIDs[id] = time.Now().Add(factsLast)
 	w.mu.Unlock()
-	if !known {
+	wasUnwatched := w.unwatched[id]
+	delete(w.unwatched, id)
+	if !known || wasUnwatched {
 		w.report(gpu.EventChanged, id, "the driver reports no XIDs of it: it is polled")
 	}
 }
@@ -310,8 +314,9 @@ func (w *watch) setWatched(id gpu.UUID) (changed bool) {
 	defer w.mu.Unlock()
 	_, polled := w.memory.noXIDs[id]
 	delete(w.memory.noXIDs, id)
-	changed = w.unwatched[id] || polled
+	changed = w.unwatched[id] || polled || w.memory.noEvents
 	delete(w.unwatched, id)
+	w.memory.noEvents = false
 	w.worked[id] = true
 	return changed
 }
@@ -364,7 +369,7 @@ func (w *watch) probeAll() error {
 	case err != nil:
 		return err
 	case w.silent:
-		w.silent = false
+		w.silent, w.deaf = false, false
 		w.report(gpu.EventChanged, "", "the driver answers again")
 	}
 	before := w.seen
@@ -393,6 +398,20 @@ func (w *watch) probeAll() error {
 	}
 	w.register(set)
 	return nil
+}
+
+// reportDeafness reports when a wait for events does not return, and when it has returned.
+func (w *watch) reportDeafness() {
+	set := w.current()
+	deaf := set != nil && set.isDeaf()
+	switch {
+	case deaf && !w.deaf:
+		w.failed(codeHung)
+		w.report(gpu.EventUnwatched, "", (&hungError{"its events", w.slice + w.limit}).Error())
+	case w.deaf && !deaf:
+		w.report(gpu.EventChanged, "", "events are received again")
+	}
+	w.deaf = deaf
 }
 
 // report queues an event for delivery.
