@@ -178,7 +178,7 @@ type optionalReads struct {
 	s      *Source
 	facts  *facts // remembers what the GPU does not support
 	failed bool   // a call failed that may work the next time
-	err    error  // the GPU or the driver is gone
+	err    error  // the GPU is gone
 }
 
 // read makes a call, unless the GPU has said before that it does not support it. It returns what try returns.
@@ -220,9 +220,10 @@ func isUnsupported(ret nvml.Return) bool {
 	return ret == nvml.ERROR_NOT_SUPPORTED || ret == nvml.ERROR_FUNCTION_NOT_FOUND
 }
 
-// isGone reports whether a code of any call means that the GPU or the driver cannot be used at all.
+// isGone reports whether a code of any call means that the GPU cannot be used at all. Whether the driver can, only its
+// own calls tell: see settle.
 func isGone(ret nvml.Return) bool {
-	return ret == nvml.ERROR_GPU_IS_LOST || ret == nvml.ERROR_RESET_REQUIRED || wholeDriver(check("", ret))
+	return ret == nvml.ERROR_GPU_IS_LOST || ret == nvml.ERROR_RESET_REQUIRED
 }
 
 // isAbsent reports whether a code of an optional call means that the GPU or its driver does not have what was

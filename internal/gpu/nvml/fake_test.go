@@ -22,6 +22,8 @@ type fake struct {
 	gpus              []*fakeGPU
 	sets              []*fakeSet
 	driver            nvml.Return // result of every call, if not SUCCESS
+	version           nvml.Return // the same, of the driver's version
+	versionEnd        string      // what the version ends with
 	waitFailures      int         // number of waits that fail from now on; -1 for ever
 	setError          nvml.Return // result of creating an event set
 	inits, shutdowns  int
@@ -190,7 +192,7 @@ func (f *fake) Shutdown() nvml.Return {
 func (f *fake) SystemGetDriverVersion() (string, nvml.Return) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return "580.95.05", f.driver
+	return "580.95.05" + f.versionEnd, cmp.Or(f.driver, f.version)
 }
 
 func (f *fake) SystemGetCudaDriverVersion_v2() (int, nvml.Return) { return 13000, nvml.SUCCESS }

@@ -31,16 +31,14 @@ type memory struct {
 }
 
 // settle gives the GPUs that could not be read a Fault and a UUID, and remembers the
-// readings of the others. It returns an error only if errs are about the whole driver.
+// readings of the others. It returns an error only if errs are about the whole driver: all GPUs answer so, since the
+// driver's own calls have worked.
 func (s *Source) settle(all []reading, errs []error) error {
-	denied := len(all) > 0
+	denied, gone := len(all) > 0, len(all) > 0
 	for _, err := range errs {
-		if wholeDriver(err) {
-			return err
-		}
-		denied = denied && errors.Is(err, gpu.ErrNoPermission)
+		denied, gone = denied && errors.Is(err, gpu.ErrNoPermission), gone && wholeDriver(err)
 	}
-	if denied {
+	if denied || gone {
 		return errs[0]
 	}
 	s.mu.Lock()

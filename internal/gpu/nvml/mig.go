@@ -13,8 +13,8 @@ import (
 // knows what may be given to a container, so an error means that the GPU cannot be used.
 func (s *Source) readMIG(o *optionalReads, handle nvml.Device, d *gpu.Device) error {
 	if !s.hasAll("nvmlDeviceGetMigMode", "nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex",
-		"nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId") {
-		return nil
+		"nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId") || o.err != nil {
+		return o.err
 	}
 	var mode int
 	ret := o.try("nvmlDeviceGetMigMode", func() nvml.Return {
@@ -77,6 +77,9 @@ func (s *Source) readMIGDevice(o *optionalReads, index int, handle nvml.Device) 
 	id, ret := handle.GetUUID()
 	if err := check("nvmlDeviceGetUUID of a MIG device", ret); err != nil {
 		return gpu.MIGDevice{}, err
+	}
+	if !isName(id) {
+		id = "" // nobody gets it
 	}
 	var attributes nvml.DeviceAttributes
 	ret = o.read("nvmlDeviceGetAttributes_v2", func() nvml.Return { return set(&attributes)(handle.GetAttributes()) })

@@ -1,15 +1,19 @@
 package nvml
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"path"
 	"runtime"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
 // Snapshot reads the driver, all GPUs and how they are linked.
@@ -179,8 +183,11 @@ func subject(index, count int) string { return fmt.Sprintf("GPU %d of %d", index
 func (s *Source) readDriver() (d gpu.Driver, err error) {
 	version, ret := s.lib.SystemGetDriverVersion()
 	if err := check("nvmlSystemGetDriverVersion", ret); err != nil {
-		return d, err
+		if version = s.knownVersion(); version == "" || wholeDriver(err) {
+			return d, err
+		}
 	}
+	version = record.Clean(version, 64) // state files and labels have it
 	d = gpu.Driver{Version: version, Simulated: s.simulated}
 	if s.has["nvmlSystemGetCudaDriverVersion_v2"] {
 		// NVML asks libcuda, which a driver root may lack: other steps report that.
@@ -189,6 +196,23 @@ func (s *Source) readDriver() (d gpu.Driver, err error) {
 		}
 	}
 	return d, nil
+}
+
+// knownVersion returns the driver's version as last read, or as the name of its library ends; "": neither is known.
+func (s *Source) knownVersion() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, suffix, _ := strings.Cut(path.Base(s.library), ".so.")
+	if !strings.Contains(suffix, ".") { // "1", of a link
+		suffix = ""
+	}
+	return cmp.Or(s.memory.driver.Version, suffix)
+}
+
+// isName reports whether a text can be a UUID: it names the GPU on command lines, in files and to the kubelet. On
+// Tegra it lacks the usual prefix.
+func isName(text string) bool {
+	return text != "" && len(text) <= 64 && !strings.ContainsFunc(text, func(r rune) bool { return r <= ' ' || r > '~' })
 }
 
 // readDevice reads one GPU. With an error it returns the data read until then.
@@ -201,6 +225,9 @@ func (s *Source) readDevice(index int) (reading, error) {
 	id, ret := handle.GetUUID()
 	if err := check("nvmlDeviceGetUUID", ret); err != nil {
 		return r, err
+	}
+	if !isName(id) {
+		return r, fmt.Errorf("nvmlDeviceGetUUID: %.80q is not the UUID of a GPU", id)
 	}
 	r.UUID = gpu.UUID(id)
 	f, err := s.factsOf(r.UUID, handle)
