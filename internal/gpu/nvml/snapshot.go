@@ -39,6 +39,8 @@ type reading struct {
 	gpu.Device
 	lanes      lanes
 	fabricMask uint32 // the health of its fabric, nvmlGpuFabricInfo_v3_t; 0: not known
+	// recoveryRead is when the driver last said what it asks for.
+	recoveryRead time.Time
 }
 
 // read reads the driver and all GPUs, in the order of their indexes. A GPU that cannot
@@ -246,7 +248,7 @@ func (s *Source) readDevice(index int) (reading, error) {
 		return r, err
 	}
 	s.readFabric(o, handle, &r)
-	s.readHealth(o, handle, &r.Device)
+	s.readHealth(o, handle, &r)
 	if o.err != nil {
 		return r, o.err
 	}
