@@ -1,6 +1,7 @@
 package nvml
 
 import (
+	"maps"
 	"time"
 
 	"github.com/NVIDIA/go-nvlib/pkg/nvlib/device"
@@ -56,6 +57,7 @@ type migFacts struct {
 func (s *Source) factsOf(id gpu.UUID, handle nvml.Device) (facts, error) {
 	s.mu.Lock()
 	f, known := s.memory.facts[id]
+	epoch := s.memory.epoch
 	s.mu.Unlock()
 	if known && time.Now().Before(f.until) {
 		return f, nil
@@ -64,9 +66,13 @@ func (s *Source) factsOf(id gpu.UUID, handle nvml.Device) (facts, error) {
 		f = facts{minor: -1, numa: -1}
 	}
 	f.maxMIG, f.unsupported = 0, map[string]bool{}
+	s.mu.Lock()
 	if f.mig == nil || len(f.mig) > maxMIGFacts {
-		f.mig = map[gpu.UUID]migFacts{} // else they stay: what they belong to is read each time
+		f.mig = map[gpu.UUID]migFacts{}
 	}
+	// The others stay: what they belong to is read each time.
+	maps.DeleteFunc(f.mig, func(_ gpu.UUID, m migFacts) bool { return m.attributes == nvml.DeviceAttributes{} })
+	s.mu.Unlock()
 	complete, err := s.readFacts(handle, &f)
 	if err != nil {
 		return f, err
@@ -77,14 +83,18 @@ func (s *Source) factsOf(id gpu.UUID, handle nvml.Device) (facts, error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.memory.epoch != epoch {
+		f.until = time.Time{}
+	}
 	s.memory.facts[id] = f
 	return f, nil
 }
 
-// expireFacts makes the next read of each GPU complete.
+// expireFacts makes the next read of each GPU complete, also where one is under way.
 func (s *Source) expireFacts() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.memory.epoch++
 	for id, f := range s.memory.facts {
 		f.until = time.Time{}
 		s.memory.facts[id] = f

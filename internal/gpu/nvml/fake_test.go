@@ -48,6 +48,7 @@ type fakeGPU struct {
 	counts                map[string]int         // of calls
 	gone                  bool
 	hang                  chan struct{} // GetUUID waits for it to close, if not nil
+	onName                func()        // called by GetName, if not nil
 	support               uint64
 	register              nvml.Return
 	recovery              nvml.DeviceGpuRecoveryAction
@@ -278,6 +279,9 @@ func fakePCI(address gpu.PCIAddress) nvml.PciInfo {
 }
 
 func (g *fakeGPU) GetName() (string, nvml.Return) {
+	if g.onName != nil {
+		g.onName()
+	}
 	return g.device.Product, g.begin("nvmlDeviceGetName")
 }
 func (g *fakeGPU) GetBrand() (nvml.BrandType, nvml.Return) {

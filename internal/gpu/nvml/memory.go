@@ -16,6 +16,7 @@ type memory struct {
 	devices    map[gpu.UUID]reading // as last read without an error
 	order      []gpu.UUID           // by index, of the last read
 	facts      map[gpu.UUID]facts
+	epoch      int                    // counts the calls of expireFacts
 	noXIDs     map[gpu.UUID]time.Time // the GPUs that could not be registered for events, as the driver supports none: until when that is believed
 	noEvents   bool                   // the driver supports no events at all
 	driver     gpu.Driver             // as last read

@@ -324,9 +324,12 @@ func (w *watch) setWatched(id gpu.UUID) (changed bool) {
 // handleWait handles a result of an event set.
 func (w *watch) handleWait(got wait) error {
 	if got.ret == nvml.SUCCESS {
-		w.expireFacts()
 		w.strikes, w.lastEvent = 0, time.Now()
-		if event, ok := got.event(); ok {
+		event, ok := got.event()
+		if !isOfProgram(event) {
+			w.expireFacts()
+		}
+		if ok {
 			w.pending = append(w.pending, event)
 			w.again = w.again || event.Kind == gpu.EventLost // check it, and whether others are lost too
 		}
