@@ -16,9 +16,6 @@ func TestGPUsWithOneUUIDAreBothWatched(t *testing.T) {
 	f, s := newFake(t, gputest.Node("t4", 3), Options{})
 	f.gpus[1].device.UUID = f.gpus[0].device.UUID
 	w := start(t, s)
-	for len(f.sets) == 0 {
-		time.Sleep(time.Millisecond)
-	}
 	f.locked(func() { require.Len(t, f.sets[0].gpus, 3) })
 	time.Sleep(5 * s.probe)
 	require.Empty(t, w.events)

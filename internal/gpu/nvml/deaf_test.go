@@ -84,3 +84,14 @@ func TestAWaitThatHangsWatchesNothing(t *testing.T) {
 	f.send(gputest.GPU(1), nvml.EventTypeXidCriticalError, 48, none, none)
 	w.until(t, gpu.EventXID, gputest.GPU(1))
 }
+
+// A driver that does not wait, though there is no event, keeps no CPU busy.
+func TestWaitsThatEndAtOnceCauseNoStorm(t *testing.T) {
+	f, s := newFake(t, gputest.Node("t4", 2), Options{})
+	f.impatient = true
+	w := start(t, s)
+	time.Sleep(10 * s.slice)
+	require.Less(t, f.count(&f.waitCount)(), 30)
+	f.send(gputest.GPU(1), nvml.EventTypeXidCriticalError, 48, none, none)
+	w.until(t, gpu.EventXID, gputest.GPU(1))
+}

@@ -169,6 +169,7 @@ func (e *eventSet) waitForEvents(waits chan<- wait, over <-chan struct{}) {
 			slice = 0 // still report the events queued until now
 		default:
 		}
+		began := time.Now()
 		data, ret, ok := e.waitOnce(slice)
 		if !ok {
 			return // the source was closed, which frees everything
@@ -177,6 +178,7 @@ func (e *eventSet) waitForEvents(waits chan<- wait, over <-chan struct{}) {
 			e.worked.Store(true)
 		}
 		if ret == nvml.ERROR_TIMEOUT && slice > 0 {
+			e.sleep(slice/2 - time.Since(began))
 			continue
 		}
 		if ret != nvml.SUCCESS {
@@ -197,6 +199,19 @@ func (e *eventSet) waitForEvents(waits chan<- wait, over <-chan struct{}) {
 		if ret != nvml.SUCCESS {
 			return
 		}
+	}
+}
+
+// sleep waits for a time, or until stop is called: a driver that does not wait itself must not keep a CPU busy.
+func (e *eventSet) sleep(d time.Duration) {
+	if d <= 0 {
+		return
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-e.quit:
+	case <-timer.C:
 	}
 }
 

@@ -29,6 +29,8 @@ type fake struct {
 	inits, shutdowns  int
 	hangInit          chan struct{} // Shutdown and Init wait for it to close, if not nil
 	hangWait          chan struct{} // the same, of waits for events
+	impatient         bool          // waits for events end at once
+	waitCount         int
 	topologyCallCount int
 	beforeHandle      func()          // called before each DeviceGetHandleByIndex, if not nil
 	opened            func(index int) // the same
@@ -458,8 +460,12 @@ func (s *fakeSet) Wait(milliseconds uint32) (nvml.EventData, nvml.Return) {
 	deadline := time.NewTimer(time.Duration(milliseconds) * time.Millisecond)
 	defer deadline.Stop()
 	s.lib.mu.Lock()
-	hang := s.lib.hangWait
+	hang, impatient := s.lib.hangWait, s.lib.impatient
+	s.lib.waitCount++
 	s.lib.mu.Unlock()
+	if impatient {
+		deadline.Reset(0)
+	}
 	if hang != nil {
 		<-hang
 	}
