@@ -19,6 +19,9 @@ func TestGPUsWithOneUUIDAreBothWatched(t *testing.T) {
 	f.locked(func() { require.Len(t, f.sets[0].gpus, 3) })
 	time.Sleep(5 * s.probe)
 	require.Empty(t, w.events)
+	got, err := s.Snapshot(t.Context())
+	require.NoError(t, err)
+	require.NotEqual(t, got.Devices[0].PCI, got.Devices[1].PCI)
 
 	f.locked(func() { f.gpus[0].calls = nvml.ERROR_GPU_IS_LOST })
 	w.until(t, gpu.EventLost, f.gpus[0].device.UUID)

@@ -24,6 +24,7 @@ const maxMIGFacts = 256
 // calls, each of which may delay the programs on the GPU, so they are not read with each snapshot.
 type facts struct {
 	until time.Time // when they are to be read again
+	index int       // of the GPU: another may have its UUID
 
 	pci         gpu.PCIAddress
 	product     string
@@ -54,16 +55,16 @@ type migFacts struct {
 
 // factsOf returns the facts of a GPU. Those that cannot be read are as they were before. An error means that
 // the GPU cannot be used.
-func (s *Source) factsOf(id gpu.UUID, handle nvml.Device) (facts, error) {
+func (s *Source) factsOf(id gpu.UUID, index int, handle nvml.Device) (facts, error) {
 	s.mu.Lock()
 	f, known := s.memory.facts[id]
 	epoch := s.memory.epoch
 	s.mu.Unlock()
-	if known && time.Now().Before(f.until) {
+	if known && f.index == index && time.Now().Before(f.until) {
 		return f, nil
 	}
-	if !known {
-		f = facts{minor: -1, numa: -1}
+	if !known || f.index != index {
+		f = facts{index: index, minor: -1, numa: -1}
 	}
 	f.maxMIG, f.unsupported = 0, map[string]bool{}
 	s.mu.Lock()

@@ -232,7 +232,7 @@ func (s *Source) readDevice(index int) (reading, error) {
 		return r, fmt.Errorf("nvmlDeviceGetUUID: %.80q is not the UUID of a GPU", id)
 	}
 	r.UUID = gpu.UUID(id)
-	f, err := s.factsOf(r.UUID, handle)
+	f, err := s.factsOf(r.UUID, index, handle)
 	if err != nil {
 		return r, err
 	}
