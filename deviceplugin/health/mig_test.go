@@ -305,3 +305,15 @@ func TestFaultOfOneInstanceAffectsNoOther(t *testing.T) {
 		}
 	})
 }
+
+// A GPU that is not divided has no instances, whatever its driver says of an error.
+func TestAnErrorOfAGPUThatIsNotDividedIsOneOfTheWholeGPU(t *testing.T) {
+	h := health.New(gpu.Fault{}).ApplySnapshot(node, now).SetAllWatched(now)
+	h = h.ApplyEvent(instance(gputest.GPU(1), 0, 0, 69), now)
+	h = h.ApplySnapshot(node, now)
+	require.Equal(t, marks{1: gpu.ReasonXID}, reasons(h), "it has not been quiet yet")
+	due := now.Add(health.DefaultQuietPeriod)
+	require.Equal(t, []gpu.UUID{gputest.GPU(1)}, h.DueProbes(due))
+	h = h.ApplyProbe(health.Probe{ID: gputest.GPU(1), Began: due, Passed: true}, due.Add(time.Second)).ApplySnapshot(node, due)
+	require.Empty(t, reasons(h))
+}

@@ -25,14 +25,14 @@ func (s State) ApplySnapshot(snap gpu.Snapshot, now time.Time) State {
 			continue
 		}
 		read := d.Fault
-		d = s.policy.judgeRemap(d)
+		d = s.policy.Judge(d)
 		seen[d.UUID] = true
 		for _, m := range d.MIG {
 			parts[m.UUID] = true
 		}
 		g := s.gpuOrNew(d.UUID, now)
 		switch {
-		case d.Fault.Reason == "":
+		case d.Fault.Reason == "", read.Reason == "":
 			before := g.Device
 			g = g.endInstances(func(instance int) bool { return !isSameInstance(before, d, instance) })
 		case len(d.MIG) == 0: // it cannot list them; they share its fault
@@ -42,7 +42,7 @@ func (s State) ApplySnapshot(snap gpu.Snapshot, now time.Time) State {
 		if g.watchedSince.IsZero() && s.unwatchable.Reason == "" && g.unwatched.Reason == "" {
 			g.watchedSince = now
 		}
-		if read.Reason == "" && d.Fault.Reason != "" { // by the configuration: it does not show a reset
+		if read != d.Fault && d.Fault.Reason != "" { // by the configuration: it does not show a reset
 			s.gpus[d.UUID] = g.addMark(wholeGPU, d.Fault, snapshotOnly, now)
 			continue
 		}
@@ -181,7 +181,12 @@ func (s State) applyRule(r Rule, id gpu.UUID, at scope, fault gpu.Fault, now tim
 	case gpu.ActionAsk:
 		return s.updateGPUs(id, now, func(g GPU) GPU { return g.recordQuestion(fault, evidenceFor(r.Recovery), now) })
 	}
-	return s.updateGPUs(id, now, func(g GPU) GPU { return g.addMark(at, fault, evidenceFor(r.Recovery), now) })
+	return s.updateGPUs(id, now, func(g GPU) GPU {
+		if !g.Device.MIGEnabled { // some drivers then name instance 0
+			return g.addMark(wholeGPU, fault, evidenceFor(r.Recovery), now)
+		}
+		return g.addMark(at, fault, evidenceFor(r.Recovery), now)
+	})
 }
 
 // scopeOfEvent returns the part of the GPU that an XID affects: for a contained XID,

@@ -93,13 +93,13 @@ func (p Policy) Rule(xid uint64) Rule {
 	return rule.with(p.xids[xid])
 }
 
-// judgeRemap returns the GPU with the fault of memory that waits to be replaced, or without it, where the
-// configuration chooses.
-func (p Policy) judgeRemap(d gpu.Device) gpu.Device {
+// Judge returns the GPU with the fault of memory that waits to be replaced, or without it, where the configuration
+// chooses. One that is released, so that it can be reset, is not watched for that reason alone.
+func (p Policy) Judge(d gpu.Device) gpu.Device {
 	asked := d.Recovery != "" && d.Recovery != gpu.RecoverNothing
 	switch {
 	case d.Remap != gpu.RemapPending:
-	case p.remap == "unhealthy" && d.Fault.Reason == "":
+	case p.remap == "unhealthy" && (d.Fault.Reason == "" || d.Fault.Reason == gpu.ReasonUnwatched):
 		d.Fault = gpu.Fault{Reason: gpu.ReasonResetNeeded, Message: "faulty memory waits to be replaced: end the programs on the GPU, then reset it"}
 	case p.remap == "allocatable" && d.Fault.Reason == gpu.ReasonResetNeeded && !asked:
 		d.Fault = gpu.Fault{}

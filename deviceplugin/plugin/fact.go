@@ -103,7 +103,7 @@ func snapshotRead(snap gpu.Snapshot, root string, events, pending []gpu.Event, b
 		// The plugin may not run programs on a GPU. Its probe is that the GPU can be
 		// read completely and shows no fault.
 		for _, id := range s.health.DueProbes(began) {
-			s.health = s.health.ApplyProbe(health.Probe{ID: id, Began: began, Passed: isHealthy(snap, pending, id)}, at)
+			s.health = s.health.ApplyProbe(health.Probe{ID: id, Began: began, Passed: s.isHealthy(snap, pending, id)}, at)
 		}
 		s.setSnapshot(snap, root, began, at)
 		reportedChanged := map[gpu.UUID]bool{}
@@ -119,7 +119,7 @@ func snapshotRead(snap gpu.Snapshot, root string, events, pending []gpu.Event, b
 			s.health = s.health.SetResponding(at)
 		}
 		for _, d := range snap.Devices {
-			if reportedChanged[d.UUID] && d.Fault.Reason == "" {
+			if reportedChanged[d.UUID] && s.health.Policy().Judge(d).Fault.Reason == "" {
 				s.health = s.health.SetWatched(d.UUID, at)
 			}
 		}
@@ -172,13 +172,14 @@ func instanceCreated(made gpu.Partition) fact {
 }
 
 // isHealthy reports whether the GPU, or the parent of the MIG device, has no fault in the
-// snapshot and none among the pending events.
-func isHealthy(snap gpu.Snapshot, pending []gpu.Event, id gpu.UUID) bool {
+// snapshot, as the policy judges it, and none among the pending events. An XID that is not held against it is none.
+func (s *state) isHealthy(snap gpu.Snapshot, pending []gpu.Event, id gpu.UUID) bool {
 	return slices.ContainsFunc(snap.Devices, func(d gpu.Device) bool {
-		return d.Fault.Reason == "" &&
+		return s.health.Policy().Judge(d).Fault.Reason == "" &&
 			(d.UUID == id || slices.ContainsFunc(d.MIG, func(m gpu.MIGDevice) bool { return m.UUID == id })) &&
 			!slices.ContainsFunc(pending, func(e gpu.Event) bool {
-				return e.Kind != gpu.EventChanged && (e.UUID == d.UUID || e.UUID == "") // "": of all GPUs
+				ignored := e.Kind == gpu.EventXID && (s.health.Policy().Rule(e.XID).Action == gpu.ActionIgnore || s.hitsNeighbours(e))
+				return e.Kind != gpu.EventChanged && !ignored && (e.UUID == d.UUID || e.UUID == "") // "": of all GPUs
 			})
 	})
 }

@@ -96,8 +96,15 @@ func (d deviceSample) sendDCGM(metrics chan<- prometheus.Metric, hostname, profi
 	if len(d.holders) == 1 {
 		only = d.holders[0]
 	}
+	var address, node string // "": not known
+	if d.PCI != "" {
+		address = strings.ToUpper("0000" + string(d.PCI))
+	}
+	if d.Minor >= 0 {
+		node = "nvidia" + strconv.Itoa(d.Minor)
+	}
 	labels := []string{
-		strconv.Itoa(d.Index), validUTF8(string(d.UUID)), strings.ToUpper("0000" + string(d.PCI)), "nvidia" + strconv.Itoa(d.Minor),
+		strconv.Itoa(d.Index), validUTF8(string(d.UUID)), address, node,
 		validUTF8(d.Product), validUTF8(hostname), validUTF8(profile), instance, only.container, only.namespace, only.pod,
 	}
 	names := describeDCGM()

@@ -247,3 +247,13 @@ func TestAGPUWithoutXIDsHasNoMetricOfThem(t *testing.T) {
 	require.Contains(t, text, `gpuready_gpu_xids_total{gpu="0",model="NVIDIA H100 80GB HBM3",uuid="GPU-a"} 0`)
 	require.NotContains(t, text, `gpuready_gpu_xids_total{gpu="1"`)
 }
+
+// What is not known of a GPU is no name of another.
+func TestDCGMLabelsOfAGPUWithoutAnAddress(t *testing.T) {
+	n := node()
+	n.Devices[0].Minor, n.Devices[0].PCI = -1, ""
+	text := scrape(t, NewCollector(Config{Node: func() Node { return n }, DCGM: true, Hostname: "node-1"}))
+	require.Contains(t, text, `DCGM_FI_DEV_XID_ERRORS{GPU_I_ID="",GPU_I_PROFILE="",UUID="GPU-a",container="",device="",gpu="0",`)
+	require.NotContains(t, text, "nvidia-1")
+	require.NotContains(t, text, `pci_bus_id="0000"`)
+}

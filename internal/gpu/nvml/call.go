@@ -10,7 +10,7 @@ import (
 )
 
 // Process bounds the calls of NVML of all Sources of a process, any of which may hang for ever when a GPU
-// or its firmware does. For each subject (the driver, GPU 3, …) one call runs at a time, and while one hangs
+// or its firmware does. For each subject (the driver, GPU 3 of 8, …) one call runs at a time, and while one hangs
 // later ones fail at once. So at most one goroutine, with its thread, leaks for each subject, however often the
 // driver is opened again.
 type Process struct {

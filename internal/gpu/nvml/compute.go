@@ -26,13 +26,18 @@ func (s *Source) ComputeMode(ctx context.Context, id gpu.UUID) (gpu.ComputeMode,
 // readComputeMode reads the compute mode for a snapshot. A GPU that does not report it has the default
 // one, as those that cannot have another do.
 func (s *Source) readComputeMode(o *optionalReads, handle nvml.Device, d *gpu.Device) {
-	_ = o.read("nvmlDeviceGetComputeMode", func() nvml.Return {
+	ret := o.read("nvmlDeviceGetComputeMode", func() nvml.Return {
 		mode, ret := handle.GetComputeMode()
 		if ret == nvml.SUCCESS {
 			d.ComputeMode = gpu.ComputeMode(mode)
 		}
 		return ret
 	})
+	if ret != nvml.SUCCESS && !isAbsent(ret) { // it is as it was before
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		d.ComputeMode = s.memory.devices[d.UUID].ComputeMode
+	}
 }
 
 // SetComputeMode sets the compute mode, until the GPU is reset or the driver reloaded.

@@ -3,6 +3,8 @@ package nvml
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -24,6 +26,8 @@ type eventSet struct {
 	set      nvml.EventSet
 	names    map[nvml.Device]gpu.UUID // of the registered GPUs, by handle
 	worked   atomic.Bool              // a wait on it has succeeded
+	made     time.Time
+	inside   atomic.Int64 // when the wait inside NVML began, after made; 0: there is none
 	stopping bool
 	stopped  time.Time     // when stop was called
 	quit     chan struct{} // closed by stop
@@ -43,7 +47,7 @@ var errNoEvents = errors.New("the driver supports no such events")
 
 // newEventSet creates an event set. The error wraps errNoEvents if the driver has none.
 func (w *watch) newEventSet() (*eventSet, error) {
-	if !w.hasAll(watching...) {
+	if !w.hasAll(watching...) || !slices.ContainsFunc(waiting, func(symbol string) bool { return w.has[symbol] }) {
 		return nil, errNoEvents
 	}
 	set, err := call(w.ctx, w.calls, "events", func() (nvml.EventSet, error) {
@@ -57,7 +61,7 @@ func (w *watch) newEventSet() (*eventSet, error) {
 		return nil, err
 	}
 	return &eventSet{
-		source: w.Source, set: set, names: map[nvml.Device]gpu.UUID{},
+		source: w.Source, set: set, names: map[nvml.Device]gpu.UUID{}, made: time.Now(),
 		quit: make(chan struct{}), ended: make(chan struct{}),
 	}, nil
 }
@@ -68,7 +72,7 @@ var errShifted = errors.New("the GPUs have other indexes now")
 // registerOne adds a GPU to the set. The error wraps errShifted if the GPUs must be read again before, and
 // errNoEvents if the driver reports no XIDs of the GPU.
 func (w *watch) registerOne(set *eventSet, d gpu.Device) error {
-	handle, err := call(w.ctx, w.calls, subject(d.Index), func() (nvml.Device, error) {
+	handle, err := call(w.ctx, w.calls, subject(d.Index, len(w.seen)), func() (nvml.Device, error) {
 		device, ret := w.lib.DeviceGetHandleByIndex(d.Index)
 		if ret == nvml.ERROR_INVALID_ARGUMENT { // there are fewer GPUs than that
 			return nil, fmt.Errorf("%w: there is no GPU %d", errShifted, d.Index)
@@ -103,18 +107,17 @@ func (w *watch) registerOne(set *eventSet, d gpu.Device) error {
 	return nil
 }
 
-func (e *eventSet) has(id gpu.UUID) bool {
-	return e.hasAny(func(other gpu.UUID) bool { return other == id })
-}
-
-func (e *eventSet) hasAny(is func(gpu.UUID) bool) bool {
-	for _, id := range e.names {
-		if is(id) {
-			return true
+// count returns the number of registered GPUs with a UUID: several may have the same.
+func (e *eventSet) count(id gpu.UUID) (n int) {
+	for _, other := range e.names {
+		if other == id {
+			n++
 		}
 	}
-	return false
+	return n
 }
+
+func (e *eventSet) uuids() []gpu.UUID { return slices.Collect(maps.Values(e.names)) }
 
 // start starts the goroutine that waits. It sends results to waits, until over is
 // closed.
@@ -149,6 +152,12 @@ func (e *eventSet) hangs() bool {
 	return e.ending() && time.Since(e.stopped) > e.source.slice+e.source.limit
 }
 
+// isDeaf reports whether a wait should have returned a while ago, so that no event is received.
+func (e *eventSet) isDeaf() bool {
+	began := time.Duration(e.inside.Load())
+	return began != 0 && time.Since(e.made)-began > e.source.slice+e.source.limit
+}
+
 // waitForEvents waits for events until stop is called or waiting fails, and then
 // frees the set. A wait cannot be interrupted, so it is done in slices; an event
 // ends a slice at once.
@@ -160,6 +169,7 @@ func (e *eventSet) waitForEvents(waits chan<- wait, over <-chan struct{}) {
 			slice = 0 // still report the events queued until now
 		default:
 		}
+		began := time.Now()
 		data, ret, ok := e.waitOnce(slice)
 		if !ok {
 			return // the source was closed, which frees everything
@@ -168,6 +178,7 @@ func (e *eventSet) waitForEvents(waits chan<- wait, over <-chan struct{}) {
 			e.worked.Store(true)
 		}
 		if ret == nvml.ERROR_TIMEOUT && slice > 0 {
+			e.sleep(slice/2 - time.Since(began))
 			continue
 		}
 		if ret != nvml.SUCCESS {
@@ -191,6 +202,19 @@ func (e *eventSet) waitForEvents(waits chan<- wait, over <-chan struct{}) {
 	}
 }
 
+// sleep waits for a time, or until stop is called: a driver that does not wait itself must not keep a CPU busy.
+func (e *eventSet) sleep(d time.Duration) {
+	if d <= 0 {
+		return
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-e.quit:
+	case <-timer.C:
+	}
+}
+
 // shortSlice is a slice short enough not to delay anybody.
 const shortSlice = 200 * time.Millisecond
 
@@ -208,6 +232,8 @@ func (e *eventSet) waitOnce(slice time.Duration) (data nvml.EventData, ret nvml.
 	if e.source.checkOpen() != nil {
 		return data, nvml.ERROR_UNINITIALIZED, false
 	}
+	e.inside.Store(int64(time.Since(e.made)))
+	defer e.inside.Store(0)
 	data, ret = e.set.Wait(uint32(slice.Milliseconds()))
 	return data, ret, true
 }

@@ -15,6 +15,7 @@ import (
 func (s *Source) readFabric(o *optionalReads, handle nvml.Device, r *reading) {
 	var info nvml.GpuFabricInfo_v3
 	ret := o.read("nvmlDeviceGetGpuFabricInfoV", func() nvml.Return { return set(&info)(s.fabricInfo(handle)) })
+	unread := !isAbsent(ret) && ret != nvml.ERROR_ARGUMENT_VERSION_MISMATCH
 	if ret != nvml.SUCCESS { // a driver before R550, or one without the later structures
 		ret = o.read("nvmlDeviceGetGpuFabricInfo", func() nvml.Return {
 			old, ret := handle.GetGpuFabricInfo()
@@ -23,7 +24,7 @@ func (s *Source) readFabric(o *optionalReads, handle nvml.Device, r *reading) {
 		})
 	}
 	if ret != nvml.SUCCESS {
-		if !isAbsent(ret) { // it is as it was before
+		if unread || !isAbsent(ret) { // it is as it was before
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			before := s.memory.devices[r.UUID]

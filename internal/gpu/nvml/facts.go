@@ -1,6 +1,7 @@
 package nvml
 
 import (
+	"maps"
 	"time"
 
 	"github.com/NVIDIA/go-nvlib/pkg/nvlib/device"
@@ -23,6 +24,7 @@ const maxMIGFacts = 256
 // calls, each of which may delay the programs on the GPU, so they are not read with each snapshot.
 type facts struct {
 	until time.Time // when they are to be read again
+	index int       // of the GPU: another may have its UUID
 
 	pci         gpu.PCIAddress
 	product     string
@@ -53,20 +55,25 @@ type migFacts struct {
 
 // factsOf returns the facts of a GPU. Those that cannot be read are as they were before. An error means that
 // the GPU cannot be used.
-func (s *Source) factsOf(id gpu.UUID, handle nvml.Device) (facts, error) {
+func (s *Source) factsOf(id gpu.UUID, index int, handle nvml.Device) (facts, error) {
 	s.mu.Lock()
 	f, known := s.memory.facts[id]
+	epoch := s.memory.epoch
 	s.mu.Unlock()
-	if known && time.Now().Before(f.until) {
+	if known && f.index == index && time.Now().Before(f.until) {
 		return f, nil
 	}
-	if !known {
-		f = facts{minor: -1, numa: -1}
+	if !known || f.index != index {
+		f = facts{index: index, minor: -1, numa: -1}
 	}
 	f.maxMIG, f.unsupported = 0, map[string]bool{}
+	s.mu.Lock()
 	if f.mig == nil || len(f.mig) > maxMIGFacts {
-		f.mig = map[gpu.UUID]migFacts{} // else they stay: what they belong to is read each time
+		f.mig = map[gpu.UUID]migFacts{}
 	}
+	// The others stay: what they belong to is read each time.
+	maps.DeleteFunc(f.mig, func(_ gpu.UUID, m migFacts) bool { return m.attributes == nvml.DeviceAttributes{} })
+	s.mu.Unlock()
 	complete, err := s.readFacts(handle, &f)
 	if err != nil {
 		return f, err
@@ -77,14 +84,18 @@ func (s *Source) factsOf(id gpu.UUID, handle nvml.Device) (facts, error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.memory.epoch != epoch {
+		f.until = time.Time{}
+	}
 	s.memory.facts[id] = f
 	return f, nil
 }
 
-// expireFacts makes the next read of each GPU complete.
+// expireFacts makes the next read of each GPU complete, also where one is under way.
 func (s *Source) expireFacts() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.memory.epoch++
 	for id, f := range s.memory.facts {
 		f.until = time.Time{}
 		s.memory.facts[id] = f
@@ -178,7 +189,7 @@ type optionalReads struct {
 	s      *Source
 	facts  *facts // remembers what the GPU does not support
 	failed bool   // a call failed that may work the next time
-	err    error  // the GPU or the driver is gone
+	err    error  // the GPU is gone
 }
 
 // read makes a call, unless the GPU has said before that it does not support it. It returns what try returns.
@@ -220,9 +231,10 @@ func isUnsupported(ret nvml.Return) bool {
 	return ret == nvml.ERROR_NOT_SUPPORTED || ret == nvml.ERROR_FUNCTION_NOT_FOUND
 }
 
-// isGone reports whether a code of any call means that the GPU or the driver cannot be used at all.
+// isGone reports whether a code of any call means that the GPU cannot be used at all. Whether the driver can, only its
+// own calls tell: see settle.
 func isGone(ret nvml.Return) bool {
-	return ret == nvml.ERROR_GPU_IS_LOST || ret == nvml.ERROR_RESET_REQUIRED || wholeDriver(check("", ret))
+	return ret == nvml.ERROR_GPU_IS_LOST || ret == nvml.ERROR_RESET_REQUIRED
 }
 
 // isAbsent reports whether a code of an optional call means that the GPU or its driver does not have what was

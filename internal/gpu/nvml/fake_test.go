@@ -22,10 +22,15 @@ type fake struct {
 	gpus              []*fakeGPU
 	sets              []*fakeSet
 	driver            nvml.Return // result of every call, if not SUCCESS
+	version           nvml.Return // the same, of the driver's version
+	versionEnd        string      // what the version ends with
 	waitFailures      int         // number of waits that fail from now on; -1 for ever
 	setError          nvml.Return // result of creating an event set
 	inits, shutdowns  int
 	hangInit          chan struct{} // Shutdown and Init wait for it to close, if not nil
+	hangWait          chan struct{} // the same, of waits for events
+	impatient         bool          // waits for events end at once
+	waitCount         int
 	topologyCallCount int
 	beforeHandle      func()          // called before each DeviceGetHandleByIndex, if not nil
 	opened            func(index int) // the same
@@ -47,6 +52,7 @@ type fakeGPU struct {
 	counts                map[string]int         // of calls
 	gone                  bool
 	hang                  chan struct{} // GetUUID waits for it to close, if not nil
+	onName                func()        // called by GetName, if not nil
 	support               uint64
 	register              nvml.Return
 	recovery              nvml.DeviceGpuRecoveryAction
@@ -191,7 +197,7 @@ func (f *fake) Shutdown() nvml.Return {
 func (f *fake) SystemGetDriverVersion() (string, nvml.Return) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return "580.95.05", f.driver
+	return "580.95.05" + f.versionEnd, cmp.Or(f.driver, f.version)
 }
 
 func (f *fake) SystemGetCudaDriverVersion_v2() (int, nvml.Return) { return 13000, nvml.SUCCESS }
@@ -277,6 +283,9 @@ func fakePCI(address gpu.PCIAddress) nvml.PciInfo {
 }
 
 func (g *fakeGPU) GetName() (string, nvml.Return) {
+	if g.onName != nil {
+		g.onName()
+	}
 	return g.device.Product, g.begin("nvmlDeviceGetName")
 }
 func (g *fakeGPU) GetBrand() (nvml.BrandType, nvml.Return) {
@@ -452,6 +461,16 @@ func (m *fakeMIG) GetAttributes() (nvml.DeviceAttributes, nvml.Return) {
 func (s *fakeSet) Wait(milliseconds uint32) (nvml.EventData, nvml.Return) {
 	deadline := time.NewTimer(time.Duration(milliseconds) * time.Millisecond)
 	defer deadline.Stop()
+	s.lib.mu.Lock()
+	hang, impatient := s.lib.hangWait, s.lib.impatient
+	s.lib.waitCount++
+	s.lib.mu.Unlock()
+	if impatient {
+		deadline.Reset(0)
+	}
+	if hang != nil {
+		<-hang
+	}
 	for {
 		if data, ret, ok := s.next(); ok {
 			return data, ret

@@ -3,6 +3,7 @@ package nvml
 import (
 	"encoding/binary"
 	"fmt"
+	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
@@ -11,16 +12,20 @@ import (
 
 // readHealth reads what the GPU and its driver report about its health. Where a call fails that worked
 // before, the last result stays: an error that cannot be read has not ended.
-func (s *Source) readHealth(o *optionalReads, handle nvml.Device, d *gpu.Device) {
+func (s *Source) readHealth(o *optionalReads, handle nvml.Device, r *reading) {
 	s.mu.Lock()
-	before := s.memory.devices[d.UUID]
+	before := s.memory.devices[r.UUID]
 	s.mu.Unlock()
-	d.Recovery = s.readRecovery(o, handle, before.Recovery)
-	d.Remap = s.readRemap(o, handle, before.Remap)
+	s.readRecovery(o, handle, r, before)
+	r.Remap = s.readRemap(o, handle, r.MIGEnabled, before.Remap)
 }
 
-// readRecovery returns what the driver asks for to recover the GPU; "" if it cannot be asked, as before R570.
-func (s *Source) readRecovery(o *optionalReads, handle nvml.Device, before gpu.RecoveryAction) gpu.RecoveryAction {
+// recoveryLasts is how long the driver is believed to ask for nothing while it cannot be asked. A GPU that is busy, or whose
+// neighbour is reset, may not answer for a moment.
+const recoveryLasts = 30 * time.Second
+
+// readRecovery reads what the driver asks for to recover the GPU; "" if it cannot be asked, as before R570.
+func (s *Source) readRecovery(o *optionalReads, handle nvml.Device, r *reading, before reading) {
 	values := []nvml.FieldValue{{FieldId: nvml.FI_DEV_GET_GPU_RECOVERY_ACTION}}
 	ret := o.read("nvmlDeviceGetFieldValues", func() nvml.Return {
 		if ret := handle.GetFieldValues(values); ret != nvml.SUCCESS {
@@ -31,11 +36,13 @@ func (s *Source) readRecovery(o *optionalReads, handle nvml.Device, before gpu.R
 	switch {
 	case ret == nvml.SUCCESS:
 		// An unsigned int (nvml.h): the first four bytes of the union.
-		return recoveryAction(nvml.DeviceGpuRecoveryAction(binary.NativeEndian.Uint32(values[0].Value[:4])))
-	case before == gpu.RecoverNothing, isAbsent(ret) && before == "": // older drivers do not know the field
-		return ""
+		r.Recovery = recoveryAction(nvml.DeviceGpuRecoveryAction(binary.NativeEndian.Uint32(values[0].Value[:4])))
+		r.recoveryRead = time.Now()
+	case before.Recovery == gpu.RecoverNothing && (isAbsent(ret) || time.Since(before.recoveryRead) >= recoveryLasts):
+		// Older drivers do not know the field.
+	default:
+		r.Recovery, r.recoveryRead = before.Recovery, before.recoveryRead
 	}
-	return before
 }
 
 // recoveryActions holds the recovery actions by their number in nvml.h.
@@ -56,7 +63,10 @@ func recoveryAction(action nvml.DeviceGpuRecoveryAction) gpu.RecoveryAction {
 // readRemap reads the state of rows of faulty memory, which are remapped when the GPU is reset (nvml.h). GPUs
 // before Ampere have pages instead, which are retired when the driver next initialises the GPU (NVIDIA,
 // "Dynamic Page Retirement").
-func (s *Source) readRemap(o *optionalReads, handle nvml.Device, before gpu.Remap) gpu.Remap {
+//
+// The driver does not report rows of a GPU that is divided (nvml.h at nvmlDeviceGetRemappedRows), and what has failed
+// stays so.
+func (s *Source) readRemap(o *optionalReads, handle nvml.Device, divided bool, before gpu.Remap) gpu.Remap {
 	var waits, failed bool
 	ret := o.read("nvmlDeviceGetRemappedRows", func() (ret nvml.Return) {
 		_, _, waits, failed, ret = handle.GetRemappedRows()
@@ -69,7 +79,7 @@ func (s *Source) readRemap(o *optionalReads, handle nvml.Device, before gpu.Rema
 		return gpu.RemapPending
 	case ret == nvml.SUCCESS:
 		return gpu.RemapNone
-	case !isAbsent(ret), before != gpu.RemapNone && !isUnsupported(ret):
+	case !isAbsent(ret), before != gpu.RemapNone && !isUnsupported(ret), before == gpu.RemapFailed && divided:
 		return before
 	}
 	var pages nvml.EnableState

@@ -124,6 +124,9 @@ func (s *Source) ancestor(ctx context.Context, a, b gpu.Device) gpu.LinkKind {
 			return 0, err
 		}
 		level, ret := one.GetTopologyCommonAncestor(other)
+		if isUnsupported(ret) {
+			return noLevel, nil
+		}
 		return level, check("nvmlDeviceGetTopologyCommonAncestor", ret)
 	})
 	if err != nil {
@@ -135,6 +138,9 @@ func (s *Source) ancestor(ctx context.Context, a, b gpu.Device) gpu.LinkKind {
 	s.memory.ancestors[pair] = kind
 	return kind
 }
+
+// noLevel stands for the level of two GPUs whose driver does not tell it.
+const noLevel nvml.GpuTopologyLevel = -1
 
 // kindOf translates nvmlGpuTopologyLevel_t.
 func kindOf(level nvml.GpuTopologyLevel) gpu.LinkKind {

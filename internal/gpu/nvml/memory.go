@@ -16,6 +16,7 @@ type memory struct {
 	devices    map[gpu.UUID]reading // as last read without an error
 	order      []gpu.UUID           // by index, of the last read
 	facts      map[gpu.UUID]facts
+	epoch      int                    // counts the calls of expireFacts
 	noXIDs     map[gpu.UUID]time.Time // the GPUs that could not be registered for events, as the driver supports none: until when that is believed
 	noEvents   bool                   // the driver supports no events at all
 	driver     gpu.Driver             // as last read
@@ -31,16 +32,14 @@ type memory struct {
 }
 
 // settle gives the GPUs that could not be read a Fault and a UUID, and remembers the
-// readings of the others. It returns an error only if errs are about the whole driver.
+// readings of the others. It returns an error only if errs are about the whole driver: all GPUs answer so, since the
+// driver's own calls have worked.
 func (s *Source) settle(all []reading, errs []error) error {
-	denied := len(all) > 0
+	denied, gone := len(all) > 0, len(all) > 0
 	for _, err := range errs {
-		if wholeDriver(err) {
-			return err
-		}
-		denied = denied && errors.Is(err, gpu.ErrNoPermission)
+		denied, gone = denied && errors.Is(err, gpu.ErrNoPermission), gone && wholeDriver(err)
 	}
-	if denied {
+	if denied || gone {
 		return errs[0]
 	}
 	s.mu.Lock()
@@ -74,11 +73,19 @@ func (s *Source) settle(all []reading, errs []error) error {
 // if as many known GPUs are missing as did not answer, they match in order. Otherwise
 // the kernel module's own list decides.
 func (s *Source) findUUIDs(all []reading, errs []error) {
-	taken := map[gpu.UUID]bool{}
+	taken := map[gpu.UUID]int{}
+	count := func(id gpu.UUID) (n int) { // several GPUs may have one UUID
+		for _, other := range s.memory.order {
+			if other == id {
+				n++
+			}
+		}
+		return n
+	}
 	var nameless []int
 	for i, r := range all {
 		if r.UUID != "" {
-			taken[r.UUID] = true
+			taken[r.UUID]++
 		} else if errs[i] != nil {
 			nameless = append(nameless, i)
 		}
@@ -87,8 +94,9 @@ func (s *Source) findUUIDs(all []reading, errs []error) {
 		return
 	}
 	assign := func(i int, id gpu.UUID) {
-		if id != "" && !taken[id] {
-			all[i].UUID, taken[id] = id, true
+		if id != "" && taken[id] < max(count(id), 1) {
+			all[i].UUID = id
+			taken[id]++
 		}
 	}
 	if len(s.memory.order) == len(all) {
@@ -99,7 +107,7 @@ func (s *Source) findUUIDs(all []reading, errs []error) {
 	}
 	var missing []reading
 	for _, id := range slices.Sorted(maps.Keys(s.memory.devices)) {
-		if !taken[id] {
+		if taken[id] == 0 {
 			missing = append(missing, s.memory.devices[id])
 		}
 	}

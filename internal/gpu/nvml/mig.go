@@ -13,8 +13,8 @@ import (
 // knows what may be given to a container, so an error means that the GPU cannot be used.
 func (s *Source) readMIG(o *optionalReads, handle nvml.Device, d *gpu.Device) error {
 	if !s.hasAll("nvmlDeviceGetMigMode", "nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex",
-		"nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId") {
-		return nil
+		"nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId") || o.err != nil {
+		return o.err
 	}
 	var mode int
 	ret := o.try("nvmlDeviceGetMigMode", func() nvml.Return {
@@ -78,6 +78,9 @@ func (s *Source) readMIGDevice(o *optionalReads, index int, handle nvml.Device) 
 	if err := check("nvmlDeviceGetUUID of a MIG device", ret); err != nil {
 		return gpu.MIGDevice{}, err
 	}
+	if !isName(id) {
+		id = "" // nobody gets it
+	}
 	var attributes nvml.DeviceAttributes
 	ret = o.read("nvmlDeviceGetAttributes_v2", func() nvml.Return { return set(&attributes)(handle.GetAttributes()) })
 	if ret != nvml.SUCCESS && !isUnsupported(ret) { // they are as they were before
@@ -130,7 +133,7 @@ func (s *Source) migFactsOf(o *optionalReads, id gpu.UUID, handle nvml.Device, s
 func (s *Source) migProfile(handle nvml.Device) (string, error) {
 	if s.hasAll("nvmlDeviceIsMigDeviceHandle", "nvmlDeviceGetDeviceHandleFromMigDeviceHandle", "nvmlDeviceGetGpuInstanceById",
 		"nvmlDeviceGetGpuInstanceProfileInfo", "nvmlGpuInstanceGetInfo", "nvmlGpuInstanceGetComputeInstanceById",
-		"nvmlGpuInstanceGetComputeInstanceProfileInfo", "nvmlComputeInstanceGetInfo_v2") {
+		"nvmlGpuInstanceGetComputeInstanceProfileInfo", "nvmlComputeInstanceGetInfo_v2", "nvmlDeviceGetAttributes_v2") {
 		if mig, err := device.New(s.lib, device.WithVerifySymbols(false)).NewMigDevice(handle); err == nil {
 			// go-nvlib returns an error for profiles newer than itself: use the name then.
 			if profile, err := mig.GetProfile(); err == nil {

@@ -83,7 +83,7 @@ func (s *Source) markReleased(seen []gpu.Device) []gpu.UUID {
 }
 
 // released returns the released GPUs, which must not be opened, by index, as they
-// were last read. If the driver counts another number of GPUs than before, an index
+// were last read, also from outside. If the driver counts another number of GPUs than before, an index
 // may belong to another GPU; then no GPU stays released.
 func (s *Source) released(count int) map[int]reading {
 	s.mu.Lock()
@@ -95,7 +95,7 @@ func (s *Source) released(count int) map[int]reading {
 	for i, id := range s.memory.order {
 		if fault, out := s.memory.out[id]; out {
 			r := clone(s.memory.devices[id])
-			r.Index, r.Fault, r.Notes, r.Recovery, r.Remap = i, fault, nil, "", gpu.RemapNone
+			r.Index, r.Fault, r.Notes, r.Recovery = i, fault, nil, ""
 			all[i] = r
 		}
 	}
@@ -156,6 +156,10 @@ func (w *watch) handleOutside(g outsideReading) error {
 	delete(w.outsideErrors, g.id)
 	w.mu.Lock()
 	was, out := w.memory.out[g.id]
+	if r, known := w.memory.devices[g.id]; known && g.device.UUID == g.id && g.device.Fault.Reason == "" {
+		r.Remap = g.device.Remap
+		w.memory.devices[g.id] = r
+	}
 	switch {
 	case !out:
 	case g.device.Fault.Reason != "" && (g.device.UUID == "" || g.device.UUID == g.id):
@@ -173,7 +177,7 @@ func (s *Source) Device(ctx context.Context, index int) (gpu.Device, error) {
 	if err := s.checkOpen(); err != nil {
 		return gpu.Device{}, err
 	}
-	r, err := call(ctx, s.calls, subject(index), func() (reading, error) { return s.readDevice(index) })
+	r, err := call(ctx, s.calls, fmt.Sprintf("GPU %d", index), func() (reading, error) { return s.readDevice(index) })
 	switch {
 	case err != nil && wholeDriver(err):
 		return gpu.Device{}, fmt.Errorf("reading GPU %d: %w", index, err)

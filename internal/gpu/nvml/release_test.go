@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -124,4 +125,38 @@ func TestNothingIsReleasedWithoutOutside(t *testing.T) {
 func hasGPUToRelease(s *Source) bool {
 	wanted, _ := s.releases()
 	return wanted
+}
+
+// Who released a GPU until its memory is replaced has to learn of it.
+func TestAReleasedGPUShowsWhetherItsMemoryWaits(t *testing.T) {
+	var waits atomic.Bool
+	waits.Store(true)
+	var f *fake
+	f, s := newFake(t, gputest.Node("h100-sxm", 2), Options{ReadOutside: func(context.Context, int) (gpu.Device, error) {
+		d := f.gpus[0].device
+		if waits.Load() {
+			d.Remap = gpu.RemapPending
+		}
+		return d, nil
+	}})
+	s.quiet, s.hurried, s.outsideEvery = 0, time.Millisecond, time.Millisecond
+	f.gpus[0].remapPending = true
+	read := func() gpu.Device {
+		got, err := s.Snapshot(t.Context())
+		require.NoError(t, err)
+		return got.Devices[0]
+	}
+	require.Equal(t, gpu.RemapPending, read().Remap)
+	w := start(t, s)
+	s.Release([]gpu.UUID{gputest.GPU(0)})
+	for !s.isReleased(gputest.GPU(0)) {
+		time.Sleep(time.Millisecond)
+	}
+	time.Sleep(10 * s.probe)
+	d := read()
+	require.Equal(t, gpu.RemapPending, d.Remap)
+	require.Equal(t, gpu.ReasonUnwatched, d.Fault.Reason)
+	waits.Store(false)
+	require.Eventually(t, func() bool { return read().Remap == gpu.RemapNone }, patience, time.Millisecond)
+	w.until(t, gpu.EventChanged, gputest.GPU(0))
 }

@@ -1,15 +1,19 @@
 package nvml
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"path"
 	"runtime"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
 // Snapshot reads the driver, all GPUs and how they are linked.
@@ -35,6 +39,8 @@ type reading struct {
 	gpu.Device
 	lanes      lanes
 	fabricMask uint32 // the health of its fabric, nvmlGpuFabricInfo_v3_t; 0: not known
+	// recoveryRead is when the driver last said what it asks for.
+	recoveryRead time.Time
 }
 
 // read reads the driver and all GPUs, in the order of their indexes. A GPU that cannot
@@ -138,7 +144,7 @@ func (s *Source) readDevices(ctx context.Context, count int) ([]reading, []error
 		leave := acquireSlot(slots)
 		group.Go(func() {
 			defer leave()
-			all[i], errs[i] = call(ctx, s.calls, subject(i), func() (reading, error) {
+			all[i], errs[i] = call(ctx, s.calls, subject(i, count), func() (reading, error) {
 				// Look again: the GPU may have been released while the call waited to begin.
 				if r, out := s.released(count)[i]; out {
 					return r, nil
@@ -172,13 +178,18 @@ func acquireSlot(slots chan struct{}) (leave func()) {
 	}
 }
 
-func subject(index int) string { return fmt.Sprintf("GPU %d", index) }
+// subject names a GPU by its index among count. When a GPU leaves the bus, an index is that of another one, which a call
+// that hangs does not concern.
+func subject(index, count int) string { return fmt.Sprintf("GPU %d of %d", index, count) }
 
 func (s *Source) readDriver() (d gpu.Driver, err error) {
 	version, ret := s.lib.SystemGetDriverVersion()
 	if err := check("nvmlSystemGetDriverVersion", ret); err != nil {
-		return d, err
+		if version = s.knownVersion(); version == "" || wholeDriver(err) {
+			return d, err
+		}
 	}
+	version = record.Clean(version, 64) // state files and labels have it
 	d = gpu.Driver{Version: version, Simulated: s.simulated}
 	if s.has["nvmlSystemGetCudaDriverVersion_v2"] {
 		// NVML asks libcuda, which a driver root may lack: other steps report that.
@@ -187,6 +198,23 @@ func (s *Source) readDriver() (d gpu.Driver, err error) {
 		}
 	}
 	return d, nil
+}
+
+// knownVersion returns the driver's version as last read, or as the name of its library ends; "": neither is known.
+func (s *Source) knownVersion() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, suffix, _ := strings.Cut(path.Base(s.library), ".so.")
+	if !strings.Contains(suffix, ".") { // "1", of a link
+		suffix = ""
+	}
+	return cmp.Or(s.memory.driver.Version, suffix)
+}
+
+// isName reports whether a text can be a UUID: it names the GPU on command lines, in files and to the kubelet. On
+// Tegra it lacks the usual prefix.
+func isName(text string) bool {
+	return text != "" && len(text) <= 64 && !strings.ContainsFunc(text, func(r rune) bool { return r <= ' ' || r > '~' })
 }
 
 // readDevice reads one GPU. With an error it returns the data read until then.
@@ -200,8 +228,11 @@ func (s *Source) readDevice(index int) (reading, error) {
 	if err := check("nvmlDeviceGetUUID", ret); err != nil {
 		return r, err
 	}
+	if !isName(id) {
+		return r, fmt.Errorf("nvmlDeviceGetUUID: %.80q is not the UUID of a GPU", id)
+	}
 	r.UUID = gpu.UUID(id)
-	f, err := s.factsOf(r.UUID, handle)
+	f, err := s.factsOf(r.UUID, index, handle)
 	if err != nil {
 		return r, err
 	}
@@ -217,7 +248,7 @@ func (s *Source) readDevice(index int) (reading, error) {
 		return r, err
 	}
 	s.readFabric(o, handle, &r)
-	s.readHealth(o, handle, &r.Device)
+	s.readHealth(o, handle, &r)
 	if o.err != nil {
 		return r, o.err
 	}

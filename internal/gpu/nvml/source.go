@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -112,8 +113,11 @@ var required = []string{
 // watching lists the functions that Watch needs to receive events. Without them it polls.
 var watching = []string{"nvmlEventSetCreate", "nvmlEventSetFree", "nvmlDeviceRegisterEvents", "nvmlDeviceGetSupportedEventTypes"}
 
+// waiting lists the versions of the function by which Watch waits for events. It needs one of them.
+var waiting = []string{"nvmlEventSetWait", "nvmlEventSetWait_v2"}
+
 // optional lists the functions that are called only if the library has them.
-var optional = append([]string{
+var optional = slices.Concat(watching, waiting, []string{
 	"nvmlDeviceGetName", "nvmlDeviceGetMinorNumber", "nvmlDeviceGetCudaComputeCapability",
 	"nvmlSystemGetCudaDriverVersion_v2", "nvmlDeviceGetBrand", "nvmlDeviceGetArchitecture", "nvmlDeviceGetAddressingMode",
 	"nvmlDeviceGetMigMode", "nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex",
@@ -136,7 +140,7 @@ var optional = append([]string{
 	"nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetComputeRunningProcesses_v2", "nvmlDeviceGetComputeRunningProcesses_v3",
 	"nvmlDeviceGetMPSComputeRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses_v2", "nvmlDeviceGetMPSComputeRunningProcesses_v3",
 	"nvmlDeviceGetGraphicsRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses_v2", "nvmlDeviceGetGraphicsRunningProcesses_v3",
-}, watching...)
+})
 
 // Open finds libnvidia-ml, loads it into the process and initialises it. Without
 // Options.Library it searches as FindLibrary does, then in the loader's directories. Its error wraps

@@ -27,7 +27,7 @@ func (s *Source) ReadTelemetry(ctx context.Context, devices []gpu.Device) []gpu.
 			defer leave()
 			// A separate subject: while this call waits, the GPU does not count as hanging where its
 			// health is read. calls counts the error.
-			all[i], _ = call(ctx, s.calls, "the telemetry of "+subject(d.Index), func() (t gpu.Telemetry, err error) {
+			all[i], _ = call(ctx, s.calls, "the telemetry of "+string(d.UUID), func() (t gpu.Telemetry, err error) {
 				// Check again: the source may have been closed, or the GPU released, while the call
 				// waited to begin. Once it has begun, NVML is not shut down.
 				if open := s.checkOpen() == nil; !open || s.isReleased(d.UUID) {

@@ -32,7 +32,7 @@ func (s *Source) ReadUsage(ctx context.Context, devices []gpu.Device) map[gpu.UU
 		group.Go(func() {
 			defer leave()
 			// calls counts the error; a GPU that cannot be read is absent.
-			found, _ := call(ctx, s.calls, "the processes of "+subject(d.Index), func() (map[gpu.UUID]gpu.Usage, error) { return s.readUsage(d) })
+			found, _ := call(ctx, s.calls, "the processes of "+string(d.UUID), func() (map[gpu.UUID]gpu.Usage, error) { return s.readUsage(d) })
 			mu.Lock()
 			defer mu.Unlock()
 			maps.Copy(all, found)

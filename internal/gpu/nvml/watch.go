@@ -64,6 +64,7 @@ type watch struct {
 
 	seen      []gpu.Device // as of the last probe
 	silent    bool         // the driver did not answer the last probe
+	deaf      bool         // it does not return from the wait for events
 	unwatched map[gpu.UUID]bool
 	worked    map[gpu.UUID]bool // the GPUs whose XIDs have been received by some event set
 	strikes   int               // consecutive waits that failed through no GPU's fault
@@ -155,6 +156,7 @@ func (w *watch) run() error {
 				w.reportGap()
 				continue
 			}
+			w.reportDeafness()
 			if err = w.probeAll(); err == nil && w.shouldCycle() {
 				err = w.cycle()
 			}
@@ -235,8 +237,12 @@ const maxShifts = 3
 // before are stopped: one that still has a GPU whose index has shifted delivers its events until then.
 func (w *watch) register(set *eventSet) {
 	shifted := false
+	alike := map[gpu.UUID]int{} // GPUs with one UUID
 	for _, d := range w.seen {
-		if !watchable(d) || set.has(d.UUID) || w.isReleased(d.UUID) || !w.mayRegister(d.UUID) {
+		if !watchable(d) || w.isReleased(d.UUID) || !w.mayRegister(d.UUID) {
+			continue
+		}
+		if alike[d.UUID]++; set.count(d.UUID) >= alike[d.UUID] {
 			continue
 		}
 		err := w.registerOne(set, d)
@@ -248,15 +254,15 @@ func (w *watch) register(set *eventSet) {
 		case w.ctx.Err() != nil:
 			return
 		case errors.Is(err, errNoEvents) && !w.worked[d.UUID]: // else it reported XIDs before: that is an error
-			delete(w.unwatched, d.UUID)
 			w.poll(d.UUID)
 		case errors.Is(err, errShifted) && w.shifts < maxShifts:
 			shifted = true // the reading is older than the shift, which is no fault of this GPU
-		case returned(err) == nvml.ERROR_GPU_IS_LOST:
-			w.report(gpu.EventLost, d.UUID, err.Error())
 		case !w.unwatched[d.UUID]:
 			w.unwatched[d.UUID] = true
 			w.report(gpu.EventUnwatched, d.UUID, "its health cannot be watched: "+err.Error())
+			if returned(err) == nvml.ERROR_GPU_IS_LOST { // though it may be read as before
+				w.report(gpu.EventLost, d.UUID, err.Error())
+			}
 		}
 	}
 	if !shifted {
@@ -276,7 +282,9 @@ func (w *watch) poll(id gpu.UUID) {
 	_, known := w.memory.noXIDs[id]
 	w.memory.noXIDs[id] = time.Now().Add(factsLast)
 	w.mu.Unlock()
-	if !known {
+	wasUnwatched := w.unwatched[id]
+	delete(w.unwatched, id)
+	if !known || wasUnwatched {
 		w.report(gpu.EventChanged, id, "the driver reports no XIDs of it: it is polled")
 	}
 }
@@ -314,8 +322,9 @@ func (w *watch) setWatched(id gpu.UUID) (changed bool) {
 	defer w.mu.Unlock()
 	_, polled := w.memory.noXIDs[id]
 	delete(w.memory.noXIDs, id)
-	changed = w.unwatched[id] || polled
+	changed = w.unwatched[id] || polled || w.memory.noEvents
 	delete(w.unwatched, id)
+	w.memory.noEvents = false
 	w.worked[id] = true
 	return changed
 }
@@ -323,9 +332,12 @@ func (w *watch) setWatched(id gpu.UUID) (changed bool) {
 // handleWait handles a result of an event set.
 func (w *watch) handleWait(got wait) error {
 	if got.ret == nvml.SUCCESS {
-		w.expireFacts()
 		w.strikes, w.lastEvent = 0, time.Now()
-		if event, ok := got.event(); ok {
+		event, ok := got.event()
+		if !isOfProgram(event) {
+			w.expireFacts()
+		}
+		if ok {
 			w.pending = append(w.pending, event)
 			w.again = w.again || event.Kind == gpu.EventLost // check it, and whether others are lost too
 		}
@@ -368,7 +380,7 @@ func (w *watch) probeAll() error {
 	case err != nil:
 		return err
 	case w.silent:
-		w.silent = false
+		w.silent, w.deaf = false, false
 		w.report(gpu.EventChanged, "", "the driver answers again")
 	}
 	before := w.seen
@@ -387,17 +399,31 @@ func (w *watch) probeAll() error {
 		}
 	}
 	w.letGo = w.letGo || slices.ContainsFunc(before, func(d gpu.Device) bool {
-		return watchable(d) && !watchable(find(w.seen, d.UUID))
+		return watchable(d) && countWatchable(w.seen, d.UUID) < countWatchable(before, d.UUID)
 	})
 	set := w.current()
 	if set == nil {
 		return nil // the caller makes a new one
 	}
-	if set.hasAny(func(id gpu.UUID) bool { return !watchable(find(w.seen, id)) }) {
+	if slices.ContainsFunc(set.uuids(), func(id gpu.UUID) bool { return set.count(id) > countWatchable(w.seen, id) }) {
 		return w.renew()
 	}
 	w.register(set)
 	return nil
+}
+
+// reportDeafness reports when a wait for events does not return, and when it has returned.
+func (w *watch) reportDeafness() {
+	set := w.current()
+	deaf := set != nil && set.isDeaf()
+	switch {
+	case deaf && !w.deaf:
+		w.failed(codeHung)
+		w.report(gpu.EventUnwatched, "", (&hungError{"its events", w.slice + w.limit}).Error())
+	case w.deaf && !deaf:
+		w.report(gpu.EventChanged, "", "events are received again")
+	}
+	w.deaf = deaf
 }
 
 // report queues an event for delivery.
@@ -412,6 +438,22 @@ func (w *watch) report(kind gpu.EventKind, id gpu.UUID, message string) {
 // stands for a missing GPU, is not watchable.
 func watchable(d gpu.Device) bool {
 	return d.UUID != "" && d.Fault.Reason != gpu.ReasonLost && d.Fault.Reason != gpu.ReasonUnreadable
+}
+
+// countWatchable counts the GPUs with a UUID that can be watched: several may have the same.
+func countWatchable(list []gpu.Device, id gpu.UUID) (n int) {
+	for _, d := range list {
+		if d.UUID == id && watchable(d) {
+			n++
+		}
+	}
+	return n
+}
+
+// isOfProgram reports whether an event is an error of a program, which tells nothing of its GPU.
+func isOfProgram(e gpu.Event) bool {
+	info, _ := gpu.XID(e.XID)
+	return e.Kind == gpu.EventXID && info.Class == gpu.XIDApplication && !info.Hardware
 }
 
 func devices(all []reading) []gpu.Device {
@@ -433,13 +475,16 @@ func changes(before, after []gpu.Device) []gpu.Event {
 	add := func(kind gpu.EventKind, id gpu.UUID, message string) {
 		events = append(events, gpu.Event{Kind: kind, UUID: id, Message: message})
 	}
-	old := map[gpu.UUID]gpu.Device{}
+	old := map[gpu.UUID][]gpu.Device{} // several GPUs may have one UUID
 	for _, d := range before {
-		old[d.UUID] = d
+		old[d.UUID] = append(old[d.UUID], d)
 	}
 	for _, d := range after {
-		was, known := old[d.UUID]
-		delete(old, d.UUID)
+		var was gpu.Device
+		known := len(old[d.UUID]) > 0
+		if known {
+			was, old[d.UUID] = old[d.UUID][0], old[d.UUID][1:]
+		}
 		was.Index = d.Index // indexes shift when another GPU goes; that is no change of this one
 		switch {
 		case !known:
@@ -455,6 +500,9 @@ func changes(before, after []gpu.Device) []gpu.Event {
 		}
 	}
 	for _, id := range slices.Sorted(maps.Keys(old)) {
+		if len(old[id]) == 0 {
+			continue
+		}
 		add(gpu.EventChanged, id, "the driver does not count the GPU any more")
 	}
 	return events
