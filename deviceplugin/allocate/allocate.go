@@ -108,12 +108,12 @@ func (r *Resource) chooseDevices(ids []string) ([]plan.Device, error) {
 	return chosen, nil
 }
 
-// reasonHeldByClaim is gpu-dra-driver's. Its message names a claim, which may be another tenant's.
-const reasonHeldByClaim gpu.Reason = "HeldByClaim"
+// heldByClaim is gpu-dra-driver's reason of a device that a claim holds. Its message names a claim, which may be another tenant's.
+const heldByClaim = "HeldByClaim"
 
 // describeFault returns what the author of any pod may know of a fault.
 func describeFault(f gpu.Fault) string {
-	if f.Reason == reasonHeldByClaim {
+	if f.Reason == heldByClaim {
 		return string(f.Reason) + "; next: let the pod be created again"
 	}
 	return f.String()

@@ -21,7 +21,7 @@ import (
 // released is read.
 const busEvery = 2 * time.Second
 
-// bus is what a watch knows of the PCI bus.
+// bus holds what a watch knows of the PCI bus.
 type bus struct {
 	follower sync.WaitGroup        // the goroutine that receives the kernel's events
 	events   chan gpu.PCIAddress   // "": any GPU may have changed
@@ -77,7 +77,7 @@ func (w *watch) lookAtBus() {
 		}
 	}
 	for id, address := range lost {
-		if !w.places.answers(address) {
+		if !w.places.answersOnBus(address) {
 			w.bus.silent[id] = struct{}{}
 		} else if _, was := w.bus.silent[id]; was && out[id] {
 			delete(w.bus.silent, id)
@@ -106,9 +106,9 @@ func (w *watch) outOfReach() (lost map[gpu.UUID]gpu.PCIAddress, out map[gpu.UUID
 	return lost, out
 }
 
-// answers reports whether the PCI device at an address answers on the bus: its vendor ID
+// answersOnBus reports whether the PCI device at an address answers on the bus: its vendor ID
 // reads as all ones if it does not (PCI Local Bus Specification 3.0, 6.1).
-func (p places) answers(address gpu.PCIAddress) bool {
+func (p places) answersOnBus(address gpu.PCIAddress) bool {
 	if p.sys == nil {
 		return false
 	}

@@ -20,7 +20,7 @@ func (s *Source) readHealth(o *optionalReads, handle nvml.Device, r *reading) {
 	r.Remap = s.readRemap(o, handle, r.MIGEnabled, before.Remap)
 }
 
-// recoveryLasts is how long the driver is believed to ask for nothing while it cannot be asked. A GPU that is busy, or whose
+// recoveryLasts bounds how long the driver is believed to ask for nothing while it cannot be asked. A GPU that is busy, or whose
 // neighbour is reset, may not answer for a moment.
 const recoveryLasts = 30 * time.Second
 

@@ -39,7 +39,7 @@ type reading struct {
 	gpu.Device
 	lanes      lanes
 	fabricMask uint32 // the health of its fabric, nvmlGpuFabricInfo_v3_t; 0: not known
-	// recoveryRead is when the driver last said what it asks for.
+	// recoveryRead holds when the driver last said what it asks for.
 	recoveryRead time.Time
 }
 
