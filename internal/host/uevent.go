@@ -82,7 +82,7 @@ func watchDevices(ctx context.Context, vendor string, ready func(), changed func
 // ended by a zero byte. It reports false for devices of other vendors and for other modules.
 func parseUevent(message, vendor string) (event DeviceEvent, ok bool) {
 	variables := map[string]string{}
-	for _, line := range strings.Split(message, "\x00") {
+	for line := range strings.SplitSeq(message, "\x00") {
 		if name, value, found := strings.Cut(line, "="); found {
 			variables[name] = value
 		}
