@@ -71,10 +71,16 @@ func (s System) OpenDevices(ctx context.Context, dir string) (*Devices, error) {
 	defer cancel()
 	opened := make([]chan opening, len(minors))
 	for i, m := range minors {
-		opened[i] = make(chan opening, 1)
+		opened[i] = make(chan opening)
 		go func() {
 			f, err := openDevice(dir, m.minor)
-			opened[i] <- opening{f, err}
+			select {
+			case opened[i] <- opening{f, err}:
+			case <-ctx.Done():
+				if err == nil {
+					_ = f.Close() // a GPU that opens too late is not kept open
+				}
+			}
 		}()
 	}
 	d := &Devices{}

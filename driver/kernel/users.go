@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -95,7 +97,9 @@ func (s System) readMajors() map[uint32]bool {
 	return majors
 }
 
-// deviceOf returns a device with one of the major numbers that a process has open or mapped.
+// deviceOf returns a device with one of the major numbers that a process has open or mapped. Only what a link
+// calls a device is looked at: to follow the link of any other file asks its file system, whose server
+// (NFS, FUSE) may never answer, and a process may be made to wait for that by anybody's file.
 func (s System) deviceOf(pid int, majors map[uint32]bool) string {
 	dir := filepath.Join(s.Proc, strconv.Itoa(pid))
 	for _, sub := range []string{"fd", "map_files"} {
@@ -105,18 +109,50 @@ func (s System) deviceOf(pid int, majors map[uint32]bool) string {
 		}
 		for _, name := range names {
 			path := filepath.Join(dir, sub, name)
-			var st unix.Stat_t
-			if unix.Stat(path, &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFCHR || !majors[unix.Major(st.Rdev)] {
+			target, err := os.Readlink(path)
+			if err != nil || !strings.Contains(target, "/dev/") {
 				continue
 			}
-			target, err := os.Readlink(path)
-			if err != nil {
-				target = fmt.Sprintf("device %d:%d", unix.Major(st.Rdev), unix.Minor(st.Rdev))
+			if major, ok := majorOf(path); ok && majors[major] {
+				return record.Clean(target, 256)
 			}
-			return record.Clean(target, 256)
 		}
 	}
 	return ""
+}
+
+// statLimit bounds the wait for a file system that has a directory dev.
+const statLimit = time.Second
+
+// asking is held while a file system is asked for a file. One that does not answer keeps it, and then no other is
+// asked: so one thread hangs at most.
+var asking sync.Mutex
+
+// majorOf returns the major number of a character device. It asks the file system for nothing that the kernel
+// does not know (AT_STATX_DONT_SYNC).
+func majorOf(path string) (major uint32, ok bool) {
+	if !asking.TryLock() {
+		return 0, false
+	}
+	type result struct {
+		major uint32
+		ok    bool
+	}
+	answered := make(chan result, 1)
+	go func() {
+		var st unix.Statx_t
+		err := unix.Statx(unix.AT_FDCWD, path, unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &st)
+		asking.Unlock()
+		answered <- result{st.Rdev_major, err == nil && st.Mode&unix.S_IFMT == unix.S_IFCHR}
+	}()
+	limit := time.NewTimer(statLimit)
+	defer limit.Stop()
+	select {
+	case r := <-answered:
+		return r.major, r.ok
+	case <-limit.C:
+		return 0, false
+	}
 }
 
 func readNames(dir string) ([]string, error) {
