@@ -1,7 +1,11 @@
 package image
 
 import (
+	"bufio"
+	"bytes"
+	"compress/gzip"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -17,7 +21,9 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
+	"github.com/klauspost/compress/zstd"
 
+	"github.com/gpuready/gpuready/internal/registry"
 	"github.com/gpuready/gpuready/internal/version"
 )
 
@@ -106,12 +112,47 @@ func unpackLayer(i v1.Image, m Modules, to string) error {
 	if err != nil {
 		return err
 	}
-	content, err := layer.Uncompressed()
+	content, err := uncompress(layer)
 	if err != nil {
 		return err
 	}
 	return errors.Join(unpackFiles(content, ModulesDir(m.Kernel), to, layerBounds), content.Close())
 }
+
+// maxWindow bounds the memory that a layer compressed by zstd asks for. Nobody who makes images uses more than 8 MiB.
+const maxWindow = 16 << 20
+
+// uncompress returns the content of a layer. The library's own way allows a window of 512 MiB.
+func uncompress(layer v1.Layer) (io.ReadCloser, error) {
+	compressed, err := layer.Compressed()
+	if err != nil {
+		return nil, err
+	}
+	buffered := bufio.NewReader(compressed)
+	magic, _ := buffered.Peek(4) // shorter: neither
+	var content io.Reader = buffered
+	release := func() {}
+	switch {
+	case bytes.HasPrefix(magic, []byte{0x1f, 0x8b}):
+		content, err = gzip.NewReader(buffered)
+	case bytes.Equal(magic, []byte{0x28, 0xb5, 0x2f, 0xfd}):
+		var z *zstd.Decoder
+		if z, err = zstd.NewReader(buffered, zstd.WithDecoderMaxWindow(maxWindow), zstd.WithDecoderLowmem(true), zstd.WithDecoderConcurrency(1)); err == nil {
+			content, release = z, z.Close
+		}
+	}
+	if err != nil {
+		return nil, errors.Join(err, compressed.Close())
+	}
+	return uncompressed{content, func() error { release(); return compressed.Close() }}, nil
+}
+
+type uncompressed struct {
+	io.Reader
+	close func() error
+}
+
+func (u uncompressed) Close() error { return u.close() }
 
 // Push appends a layer of modules to the image base, writes the result as image, and returns
 // its reference by digest. If image exists, the layer is added to it, and its modules for other
@@ -203,7 +244,22 @@ func (r Registry) readImage(ctx context.Context, image string) (i v1.Image, inde
 		}
 		return nil, index, fmt.Errorf("%s: %w", image, err)
 	}
+	if err := checkConfigSize(i); err != nil {
+		return nil, index, fmt.Errorf("%s: %w", image, err)
+	}
 	return i, index, checkArchitecture(image, i)
+}
+
+// checkConfigSize rejects an image whose configuration, which is read as a whole, is too large.
+func checkConfigSize(i v1.Image) error {
+	m, err := i.Manifest()
+	if err != nil {
+		return markUnreachable(err)
+	}
+	if m.Config.Size > registry.MaxDocument {
+		return fmt.Errorf("its configuration has %d bytes: %w", m.Config.Size, registry.ErrTooLarge)
+	}
+	return nil
 }
 
 // checkArchitecture rejects an image of another architecture.
@@ -240,17 +296,16 @@ func (r Registry) remoteOptions(ctx context.Context) []remote.Option {
 	}
 }
 
+// shared has the connections of all Registries.
+var shared = registry.NewTransport(&tls.Config{}, http.ProxyFromEnvironment)
+
 // transport returns the HTTP transport for registries. The library falls back to plain HTTP for
 // private addresses without HTTPS; this transport allows that only for r.Insecure.
 func (r Registry) transport() http.RoundTripper {
-	return roundTripper(func(q *http.Request) (*http.Response, error) {
+	return registry.LimitDocuments(registry.RoundTripper(func(q *http.Request) (*http.Response, error) {
 		if q.URL.Scheme != "https" && !slices.Contains(r.Insecure, q.URL.Host) {
 			return nil, fmt.Errorf("%s: plain HTTP is not allowed (PREBUILD_INSECURE)", sanitizeText(q.URL.Host))
 		}
-		return remote.DefaultTransport.RoundTrip(q)
-	})
+		return shared.RoundTrip(q)
+	}))
 }
-
-type roundTripper func(*http.Request) (*http.Response, error)
-
-func (f roundTripper) RoundTrip(q *http.Request) (*http.Response, error) { return f(q) }

@@ -7,65 +7,33 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"net"
 	"net/http"
 	"net/url"
 	"os"
 	"path/filepath"
-	"time"
+
+	"github.com/gpuready/gpuready/internal/registry"
 )
 
-const (
-	// maxBody bounds what is read of a response, in bytes. The largest is a manifest (OCI
-	// distribution specification: registries should accept 4 MiB).
-	maxBody = 4 << 20
-	// maxCA bounds what is read of a file of certificates, in bytes.
-	maxCA = 1 << 20
-)
+// maxCA bounds what is read of a file of certificates, in bytes.
+const maxCA = 1 << 20
 
 // transport returns the transport of one lookup and a function that closes its connections. They
 // are not reused, as lookups are rare.
 func (c *Client) transport(roots *x509.CertPool) (http.RoundTripper, func()) {
-	verified, lax := c.newTransport(&tls.Config{RootCAs: roots}), c.newTransport(&tls.Config{InsecureSkipVerify: true})
-	trip := roundTripper(func(r *http.Request) (*http.Response, error) {
+	proxy := func(r *http.Request) (*url.URL, error) { return c.proxy(r.URL) }
+	verified := registry.NewTransport(&tls.Config{RootCAs: roots}, proxy)
+	lax := registry.NewTransport(&tls.Config{InsecureSkipVerify: true}, proxy)
+	trip := registry.RoundTripper(func(r *http.Request) (*http.Response, error) {
 		if c.mayBeInsecure(r.URL.Host) {
-			return limitBody(lax.RoundTrip(r))
+			return lax.RoundTrip(r)
 		}
 		if r.URL.Scheme != "https" {
 			return nil, fmt.Errorf("%s is used by HTTPS only; list it as insecure to allow HTTP", r.URL.Host)
 		}
-		return limitBody(verified.RoundTrip(r))
+		return verified.RoundTrip(r)
 	})
-	return trip, func() { verified.CloseIdleConnections(); lax.CloseIdleConnections() }
-}
-
-func (c *Client) newTransport(config *tls.Config) *http.Transport {
-	config.MinVersion = tls.VersionTLS12
-	return &http.Transport{
-		Proxy:                  func(r *http.Request) (*url.URL, error) { return c.proxy(r.URL) },
-		DialContext:            (&net.Dialer{Timeout: 10 * time.Second}).DialContext,
-		TLSClientConfig:        config,
-		TLSHandshakeTimeout:    10 * time.Second,
-		ForceAttemptHTTP2:      true,
-		MaxResponseHeaderBytes: 64 << 10,
-	}
-}
-
-type roundTripper func(*http.Request) (*http.Response, error)
-
-// RoundTrip implements http.RoundTripper.
-func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
-
-// limitBody bounds the size of a response.
-func limitBody(r *http.Response, err error) (*http.Response, error) {
-	if err != nil {
-		return nil, err
-	}
-	r.Body = struct {
-		io.Reader
-		io.Closer
-	}{io.LimitReader(r.Body, maxBody), r.Body}
-	return r, nil
+	return registry.LimitDocuments(trip), func() { verified.CloseIdleConnections(); lax.CloseIdleConnections() }
 }
 
 // loadRoots returns the system's authorities and those in files of the directories.
