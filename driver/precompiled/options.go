@@ -63,7 +63,7 @@ func newOptions(usage string, stdout io.Writer) *options {
 		to                           *string
 		name, variable, value, usage string
 	}{
-		{&o.OS, "os", "PRECOMPILED_OS", "", "operating system of the nodes: debian12, debian13, rhcos4, rhel8, rhel9, sles15, ubuntu22.04, ubuntu24.04"},
+		{&o.OS, "os", "PRECOMPILED_OS", "", "operating system of the nodes: amzn2023, azurelinux3, debian12, debian13, rhcos4, rhel8, rhel9, rhel10, sles15, sles16, ubuntu22.04, ubuntu24.04, ubuntu26.04"},
 		{&o.Recipes, "recipes", "PRECOMPILED_RECIPES", "driver/precompiled", "folder with a folder for each operating system"},
 		{&o.Program, "program", "PRECOMPILED_PROGRAM", "bin/gpu-driver", "gpu-driver, which compiles"},
 		{&o.Out, "out", "OUTPUT_DIR", "bin/precompiled", "folder for images and downloads"},

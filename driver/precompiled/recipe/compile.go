@@ -129,7 +129,9 @@ func (s *Settings) compileHere(ctx context.Context, d driver, release, to string
 func (s *Settings) buildStage(release string, n int) (text string, args map[string]string, err error) {
 	data, err := os.ReadFile(filepath.Join(s.Recipes, string(systems[s.OS].family)+".containerfile"))
 	builder, rhelVersion := s.builderImage(n)
-	return string(data), map[string]string{"KERNEL_VERSION": release, "RHEL_VERSION": rhelVersion, "BUILDER_IMAGE": builder}, err
+	return string(data), map[string]string{
+		"KERNEL_VERSION": release, "HEADERS_PACKAGES": nameHeaders(systems[s.OS].family, release), "RHEL_VERSION": rhelVersion, "BUILDER_IMAGE": builder,
+	}, err
 }
 
 func (s *Settings) compileInContainer(ctx context.Context, d driver, release string, n int, work, to string) error {

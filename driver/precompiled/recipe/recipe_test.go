@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"sigs.k8s.io/yaml"
 
 	"github.com/gpuready/gpuready/driver/build/link"
 )
@@ -251,4 +252,44 @@ func TestObjectsAreCopiedFromTheSources(t *testing.T) {
 			require.ErrorContains(t, err, c.err)
 		}
 	}
+}
+
+// The packages that a recipe installs exist: each was published for that release of a kernel.
+func TestHeadersArePackagesThatExist(t *testing.T) {
+	data, err := os.ReadFile("testdata/kernels.yaml")
+	require.NoError(t, err)
+	var kernels []struct{ System, Release, Package, Source string }
+	require.NoError(t, yaml.UnmarshalStrict(data, &kernels))
+	require.NotEmpty(t, kernels)
+	for _, k := range kernels {
+		require.NotEmpty(t, k.Source)
+		o, known := systems[k.System]
+		require.True(t, known, k.System)
+		require.Equal(t, k.Package, nameHeaders(o.family, k.Release), k.System)
+		require.True(t, releasePattern.MatchString(k.Release), k.Release)
+		arch := machineArch()
+		if strings.Contains(k.Release, "aarch64") {
+			arch = "aarch64"
+		} else if strings.Contains(k.Release, "x86_64") {
+			arch = "x86_64"
+		}
+		s := knownSettings(k.System, func(s *Settings) { s.TargetArch, s.OSTag = arch, "x1" })
+		require.NoError(t, s.checkKernel(k.Release), k.Release)
+	}
+	s := knownSettings("rhel9", func(s *Settings) { s.TargetArch, s.OSTag = "x86_64", "rhel9.4" })
+	require.ErrorContains(t, s.checkKernel("5.14.0-427.13.1.el9_4.aarch64+64k"), "is of aarch64, and TARGET_ARCH is x86_64")
+}
+
+func TestEachSystemHasItsFolderAndContainerfile(t *testing.T) {
+	for name, o := range systems {
+		makefile, err := os.ReadFile(filepath.Join("..", name, "Makefile"))
+		require.NoError(t, err)
+		require.Equal(t, "OS := "+name+"\ninclude ../recipe.mk\n", string(makefile))
+		text, err := os.ReadFile(filepath.Join("..", string(o.family)+".containerfile"))
+		require.NoError(t, err)
+		require.Equal(t, o.family != rhcos, strings.Contains(string(text), "${HEADERS_PACKAGES}"), name)
+	}
+	folders, err := filepath.Glob("../*/Makefile")
+	require.NoError(t, err)
+	require.Len(t, folders, len(systems))
 }

@@ -78,12 +78,13 @@ type system struct {
 }
 
 // family names the Containerfile of several systems. Its stage "build" installs the compiler
-// and the headers of KERNEL_VERSION unless BUILDER_IMAGE has them.
+// and HEADERS_PACKAGES, the headers of KERNEL_VERSION, unless BUILDER_IMAGE has them.
 type family string
 
 const (
 	apt   family = "apt"
-	rhel  family = "rhel"
+	rhel  family = "rhel"  // with a subscription, or packages that anybody may install
+	rpm   family = "rpm"   // Amazon's and Microsoft's
 	rhcos family = "rhcos" // OpenShift's Driver Toolkit has them
 	suse  family = "suse"
 )
@@ -93,10 +94,35 @@ var systems = map[string]system{
 	"debian13":    {apt, "docker.io/library/debian:trixie", "", "debian13"},
 	"ubuntu22.04": {apt, "docker.io/library/ubuntu:22.04", "", "ubuntu22.04"},
 	"ubuntu24.04": {apt, "docker.io/library/ubuntu:24.04", "", "ubuntu24.04"},
+	"ubuntu26.04": {apt, "docker.io/library/ubuntu:26.04", "", "ubuntu26.04"},
+	"amzn2023":    {rpm, "public.ecr.aws/amazonlinux/amazonlinux:2023", "", "amzn2023"},
+	"azurelinux3": {rpm, "mcr.microsoft.com/azurelinux/base/core:3.0", "", "azurelinux3.0"},
 	"rhel8":       {rhel, "registry.access.redhat.com/ubi8/ubi:", "8.10", ""},
 	"rhel9":       {rhel, "registry.access.redhat.com/ubi9/ubi:", "9.6", ""},
+	"rhel10":      {rhel, "registry.access.redhat.com/ubi10/ubi:", "10.0", "rhel10"},
 	"rhcos4":      {rhcos, "", "", ""},
 	"sles15":      {suse, "registry.suse.com/bci/bci-base:15.6", "", ""},
+	"sles16":      {suse, "registry.suse.com/bci/bci-base:16.0", "", ""},
+}
+
+// nameHeaders returns the package with the headers of a kernel, as the package manager of its
+// family takes it; "" for rhcos.
+func nameHeaders(f family, release string) string {
+	base, flavour, _ := strings.Cut(release, "+")
+	switch {
+	case f == apt:
+		return "linux-headers-" + release
+	case f == suse: // 6.4.0-150600.23.47-default
+		i := strings.LastIndexByte(release, '-')
+		return "kernel-" + release[i+1:] + "-devel=" + release[:max(i, 0)]
+	case f == rhcos:
+		return ""
+	case flavour != "": // 5.14.0-570.12.1.el9_6.aarch64+64k
+		return "kernel-" + flavour + "-devel-" + base
+	case f == rhel && strings.Contains(base, ".rt"): // 4.18.0-553.rt7.342.el8_10.x86_64, before 9.3
+		return "kernel-rt-devel-" + base
+	}
+	return "kernel-devel-" + base
 }
 
 // builderImage returns the image that compiles for the n-th kernel, and its RHEL version.
@@ -256,7 +282,7 @@ func (s *Settings) checkSystem(o system) error {
 	if len(s.Kernels) == 0 && len(s.DriverToolkitImages) == 0 {
 		addError("KERNEL_VERSION is not set; or KERNEL_VERSIONS, for several")
 	}
-	if len(s.Packages) > 0 && o.family == suse {
+	if len(s.Packages) > 0 && (o.family == suse || o.family == rpm) {
 		addError("DRIVER_PACKAGES: packages are not taken on %s; set DRIVER_SOURCE", s.OS)
 	}
 	for name, file := range map[string]string{"PULL_SECRET_FILE": s.PullSecretFile, "RHSM_ORG_FILE": s.RHSMOrgFile, "RHSM_ACTIVATIONKEY_FILE": s.RHSMKeyFile} {
@@ -285,7 +311,8 @@ func (s *Settings) checkKernel(release string) error {
 	if !releasePattern.MatchString(release) || strings.Contains(release, "..") {
 		return fmt.Errorf("KERNEL_VERSION %q is not the release of a kernel, as uname -r prints it", record.Clean(release, 100))
 	}
-	if arch := release[strings.LastIndexByte(release, '.')+1:]; (arch == "x86_64" || arch == "aarch64") && arch != s.TargetArch {
+	base, _, _ := strings.Cut(release, "+")
+	if arch := base[strings.LastIndexByte(base, '.')+1:]; (arch == "x86_64" || arch == "aarch64") && arch != s.TargetArch {
 		return fmt.Errorf("KERNEL_VERSION %s is of %s, and TARGET_ARCH is %s", release, arch, s.TargetArch)
 	}
 	_, err := s.tag(release)
