@@ -74,7 +74,11 @@ func (s *Settings) Build(ctx context.Context) (made []Image, err error) {
 		}
 		all = append(all, c)
 	}
-	common, err := s.addCommon(ctx, base, d, all, work)
+	fabric, err := s.findFabric(ctx, work)
+	if err != nil {
+		return nil, err
+	}
+	common, err := s.addCommon(ctx, base, d, all, fabric, work)
 	if err != nil {
 		return nil, err
 	}
@@ -146,8 +150,8 @@ func (s *Settings) openBase(ctx context.Context) (v1.Image, error) {
 	return s.Registry.Read(ctx, s.BaseImage)
 }
 
-// addCommon returns the base with the layers that all kernels share.
-func (s *Settings) addCommon(ctx context.Context, base v1.Image, d driver, all []compiled, work string) (v1.Image, error) {
+// addCommon returns the base with the layers that all kernels share. fabric is the folder of findFabric.
+func (s *Settings) addCommon(ctx context.Context, base v1.Image, d driver, all []compiled, fabric, work string) (v1.Image, error) {
 	root := filepath.Join(work, "driver")
 	if err := d.install(s.layout(), root); err != nil {
 		return nil, err
@@ -163,10 +167,15 @@ func (s *Settings) addCommon(ctx context.Context, base v1.Image, d driver, all [
 	if err := s.copyObjects(d, all, filepath.Join(root, "usr/src/nvidia-"+s.DriverVersion, sourceNames[d.kind])); err != nil {
 		return nil, err
 	}
-	for _, l := range []struct{ dir, at string }{
-		{all[len(all)-1].tools, strings.TrimPrefix(link.ToolsDir, "/")},
-		{root, "driver"},
-	} {
+	layers := []struct{ dir, at string }{{all[len(all)-1].tools, strings.TrimPrefix(link.ToolsDir, "/")}, {root, "driver"}}
+	if fabric != "" {
+		to := filepath.Join(work, "fabric-driver")
+		if err := s.layout().Copy(fabric, to); err != nil {
+			return nil, fmt.Errorf("FABRIC: %w", err)
+		}
+		layers = append(layers, struct{ dir, at string }{to, "driver"})
+	}
+	for _, l := range layers {
 		layer, err := image.NewLayer(l.dir, l.at)
 		if err == nil {
 			base, err = mutate.Append(base, mutate.Addendum{Layer: layer, MediaType: types.OCILayer, History: v1.History{CreatedBy: "precompiled image", Comment: l.at}})

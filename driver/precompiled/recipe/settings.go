@@ -42,6 +42,11 @@ type Settings struct {
 	SHA256   string // of a file or URL
 	Packages []string
 
+	Fabric           string // FABRIC
+	FabricRepository string // address; "": NVIDIA's
+	FabricKey        string // file with the key that signs it; "": NVIDIA's
+	FabricPackages   string // FABRIC_PACKAGES_DIR: folder with packages, in place of a repository
+
 	OpenShiftVersion    string
 	DriverToolkitImages []string // one for all kernels, or one for each
 	RHELVersion         string
@@ -224,6 +229,12 @@ func (s *Settings) checkDriver() error {
 		addError("KERNEL_MODULE_TYPE: %w", err)
 	} else {
 		s.Kind = string(kind)
+	}
+	if s.Fabric = cmp.Or(s.Fabric, fabricAuto); !slices.Contains([]string{fabricAuto, fabricOn, fabricOff}, s.Fabric) {
+		addError("FABRIC is %q; it is one of %s, %s, %s", record.Clean(s.Fabric, 50), fabricAuto, fabricOn, fabricOff)
+	}
+	if s.FabricRepository != "" && !strings.HasPrefix(s.FabricRepository, "https://") && !strings.HasPrefix(s.FabricRepository, "http://") || strings.ContainsAny(s.FabricRepository, " \t\n'\"") {
+		addError("FABRIC_REPOSITORY is %q; it is the address of a repository", record.Clean(s.FabricRepository, 200))
 	}
 	isURL := strings.Contains(s.Source, "://")
 	switch {
