@@ -102,8 +102,37 @@ func builderImage(t *testing.T, kernels []*vm.Kernel) string {
 	return image
 }
 
+// fabricPackages makes stand-ins for the packages of the CUDA repository that machines with NVSwitches need.
+func fabricPackages(t *testing.T) string {
+	t.Helper()
+	to := t.TempDir()
+	program, err := os.ReadFile(buildStandin(t).Source)
+	require.NoError(t, err)
+	config := []byte("LOG_LEVEL=4\nDAEMONIZE=1\nFABRIC_MODE=0\nLOG_USE_SYSLOG=1\n")
+	for name, files := range map[string]map[string][]byte{
+		"nvidia-fabricmanager": {"usr/bin/nv-fabricmanager": program, "usr/share/nvidia/nvswitch/fabricmanager.cfg": config},
+		"nvidia-imex":          {"usr/bin/nvidia-imex": program},
+		"nvlsm":                {"opt/nvidia/nvlsm/sbin/nvlsm": program},
+		"libnvidia-nscq":       {}, "libnvsdm": {}, "libibumad3": {},
+	} {
+		dir := t.TempDir()
+		require.NoError(t, os.Chmod(dir, 0o755))
+		control := fmt.Sprintf("Package: %s\nVersion: %s-1\nArchitecture: amd64\nMaintainer: nobody <nobody@example.com>\nDescription: stand-in\n", name, version)
+		files["DEBIAN/control"] = []byte(control)
+		for at, data := range files {
+			path := filepath.Join(dir, at)
+			require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
+			require.NoError(t, os.WriteFile(path, data, 0o755))
+		}
+		out, err := exec.CommandContext(t.Context(), "dpkg-deb", "--build", "--root-owner-group", dir, to).CombinedOutput()
+		require.NoError(t, err, "%s", out)
+	}
+	return to
+}
+
 // TestPrecompiledImages runs make image image-push, as in the docs, for two kernels. Done twice it gives
-// the same images, which share all but a small layer. A machine links and loads its kernel's modules.
+// the same images, which share all but a small layer. A machine links and loads its kernel's modules. One with
+// NVSwitches has its fabric manager from the image.
 func TestPrecompiledImages(t *testing.T) {
 	vm.SkipUnlessEnabled(t)
 	var kernels []*vm.Kernel
@@ -122,6 +151,7 @@ func TestPrecompiledImages(t *testing.T) {
 		"DRIVER_MODULES=nvidia nvidia-uvm nvidia-modeset",
 		"CONTAINER_TOOL=buildah", "BUILDER_IMAGE=" + builderImage(t, kernels), "BUILDAH_ISOLATION=chroot",
 		"IMAGE_REGISTRY=" + host + "/gpu", "IMAGE_INSECURE=" + host, "BUILDER_USER=A Builder", "BUILDER_EMAIL=builder@example.com",
+		"FABRIC=on", "FABRIC_PACKAGES_DIR=" + fabricPackages(t),
 	}
 	images := func() map[string]v1.Image {
 		cmd := exec.CommandContext(t.Context(), "make", "-C", filepath.Join(built.Root(), "driver/precompiled/debian12"), "image", "image-push")
@@ -164,8 +194,10 @@ func TestPrecompiledImages(t *testing.T) {
 	files, err := unpacked(t, first[k.Release])
 	require.NoError(t, err)
 	n := boot(t, vm.Config{Kernel: k, Memory: 1024, Files: vm.Merge(k.ModuleTree(t, []string{"ecc"}, nil), files)})
+	n.setPCI([2]string{"0x030200", "0x2330"}, [2]string{"0x068000", "0x22a3"})
 	r := n.loads()
 	require.Contains(t, r.Stderr, "modules are linked")
+	require.Contains(t, n.MustRun(t.Context(), "gpu-driver", "check"), "nv-fabricmanager (required): configures 1 NVSwitch")
 	require.Contains(t, n.MustRun(t.Context(), "dmesg"), "NVRM: SIMULATED core 42")
 	require.Equal(t, "the library", n.MustRun(t.Context(), "cat", driverRoot+"/usr/lib/x86_64-linux-gnu/libcuda.so.1"))
 	n.unloads()
