@@ -49,9 +49,9 @@ type Config struct {
 	KubeletSocket  string
 	KubeletTimeout time.Duration // 0: no limit
 	Listen         string
-	PodResources   string   // socket of the kubelet's PodResources API, for the metrics of pods; "": none
-	DCGMMetrics    bool     // serve the GPUs' metrics under dcgm-exporter's names, too
-	Settings       Settings // in force from the start
+	PodResources   string         // socket of the kubelet's PodResources API, for the metrics of pods; "": none
+	DCGMMetrics    telemetry.DCGM // serve the GPUs' metrics under the names of this release of dcgm-exporter, too
+	Settings       Settings       // in force from the start
 	// Follow calls deliver with each new configuration, or with the error of a refused one,
 	// until ctx ends, from one goroutine. nil: the settings never change.
 	Follow   func(ctx context.Context, deliver func(Settings, error)) error

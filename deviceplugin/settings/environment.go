@@ -72,7 +72,7 @@ var examples = map[string]string{
 	"shadow-interval":                  "30s",
 	"pod-resources-socket":             "/var/lib/k0s/kubelet/pod-resources/kubelet.sock",
 	"listen":                           "127.0.0.1:9402",
-	"dcgm-metrics":                     "true",
+	"dcgm-metrics":                     "4.9",
 	"serve":                            "dra",
 	"mig":                              "dynamic",
 	"node-name":                        "gpu-node-1",

@@ -20,6 +20,7 @@ import (
 	"github.com/gpuready/gpuready/deviceplugin/config"
 	"github.com/gpuready/gpuready/deviceplugin/health"
 	"github.com/gpuready/gpuready/deviceplugin/kubelet"
+	"github.com/gpuready/gpuready/deviceplugin/telemetry"
 	"github.com/gpuready/gpuready/internal/cmdline"
 	baseconfig "github.com/gpuready/gpuready/internal/config"
 	"github.com/gpuready/gpuready/internal/nodestate"
@@ -65,7 +66,7 @@ type Options struct {
 	PodResources    string
 	ShadowInterval  time.Duration
 	Listen          string
-	DCGMMetrics     bool
+	DCGMMetrics     telemetry.DCGM
 	Serve           string // plugin or dra: who offers the GPUs to pods
 	MIG             string // existing or dynamic: whether MIG partitions are created on request
 	NodeName        string
@@ -104,7 +105,8 @@ func (o *Options) newFlagSet(usage io.Writer) *pflag.FlagSet {
 	f.StringVar(&o.HostRoot, "host-root", "/", "`folder` at which the host's file system is mounted")
 	f.StringVar(&o.StateDir, "state-dir", DefaultStateDir, "host `path` of the components' states")
 	f.StringVar(&o.Listen, "listen", ":9402", "`address` for /healthz, /readyz, /metrics, empty: none")
-	f.BoolVar(&o.DCGMMetrics, "dcgm-metrics", false, "serve the GPUs' metrics also under the names of NVIDIA's dcgm-exporter; leave it off where dcgm-exporter runs, as every value would exist twice")
+	f.Var(&o.DCGMMetrics, "dcgm-metrics", "serve the GPUs' metrics also under the names and units of NVIDIA's dcgm-exporter of this `release`: 4.8, or 4.9 with base units; leave it off where dcgm-exporter runs, as every value would exist twice")
+	f.Lookup("dcgm-metrics").NoOptDefVal = string(telemetry.DCGM48)
 	f.StringVar(&o.Serve, "serve", nodestate.ServePlugin, "who offers the GPUs to pods: plugin, or dra, with which this program finds the GPUs "+
 		"and watches their health for gpu-dra-driver, and registers nothing with the kubelet; the node's label "+nodestate.ServeLabel+" overrides it")
 	f.StringVar(&o.MIG, "mig", nodestate.MIGExisting, "where gpu-dra-driver offers the GPUs, of those in MIG mode: offer the existing MIG devices, or dynamic, with which this program creates and destroys partitions for gpu-dra-driver as claims need them")

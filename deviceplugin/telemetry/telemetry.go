@@ -30,7 +30,7 @@ type Node struct {
 type Config struct {
 	Node         func() Node // called at each scrape
 	PodResources string      // path of the socket of the kubelet's PodResources API; "": pods are not shown
-	DCGM         bool        // serve the names of NVIDIA's dcgm-exporter, too
+	DCGM         DCGM        // serve the names of this release of NVIDIA's dcgm-exporter, too
 	Hostname     string      // value of dcgm-exporter's label hostname; "": the host's name
 	// AdminAccess returns the devices of claims with administrative access, which hold nothing. The kubelet's account does
 	// not tell them from others. nil: there is none.
@@ -64,7 +64,7 @@ func NewCollector(cfg Config) *Collector {
 	if cfg.ReadTimeout <= 0 {
 		cfg.ReadTimeout = 2 * time.Second
 	}
-	if cfg.DCGM && cfg.Hostname == "" {
+	if cfg.DCGM != "" && cfg.Hostname == "" {
 		cfg.Hostname, _ = os.Hostname() // without a name the label is empty
 	}
 	return &Collector{cfg: cfg, xids: map[gpu.UUID]xids{}}
@@ -109,8 +109,8 @@ func (d deviceSample) id() gpu.UUID {
 // Describe implements prometheus.Collector.
 func (c *Collector) Describe(all chan<- *prometheus.Desc) {
 	describe().send(all)
-	if c.cfg.DCGM {
-		describeDCGM().send(all)
+	if c.cfg.DCGM != "" {
+		describeDCGM[c.cfg.DCGM]().send(all)
 	}
 }
 
@@ -120,8 +120,8 @@ func (c *Collector) Collect(metrics chan<- prometheus.Metric) {
 	for _, d := range s.devices {
 		d.send(metrics)
 	}
-	if c.cfg.DCGM {
-		sendDCGM(metrics, s.devices, c.cfg.Hostname)
+	if c.cfg.DCGM != "" {
+		sendDCGM(metrics, s.devices, describeDCGM[c.cfg.DCGM](), c.cfg.Hostname)
 	}
 	if c.cfg.PodResources != "" {
 		metrics <- prometheus.MustNewConstMetric(describe().podsKnown, prometheus.GaugeValue, boolValue(s.podsKnown))

@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -152,10 +153,37 @@ func scrape(t *testing.T, c *Collector) string {
 }
 
 func TestMetricsOfANode(t *testing.T) {
-	c := NewCollector(Config{Node: node, PodResources: holders().start(t), DCGM: true, Hostname: "node-1"})
+	c := NewCollector(Config{Node: node, PodResources: holders().start(t), DCGM: DCGM48, Hostname: "node-1"})
 	c.CountXID("GPU-a", 13)
 	c.CountXID("GPU-a", 31)
 	golden.Require(t, "testdata/metrics.txt", scrape(t, c))
+}
+
+// The names are those that dcgm-exporter has had since 4.9, and what they stand for is the same in other units.
+func TestNamesOfDCGM49(t *testing.T) {
+	c := NewCollector(Config{Node: node, PodResources: holders().start(t), DCGM: DCGM49, Hostname: "node-1"})
+	c.CountXID("GPU-a", 31)
+	text := scrape(t, c)
+	for name, value := range map[string]string{
+		"SM_CLOCK_HERTZ": "1.98e+09", "MEMORY_CLOCK_HERTZ": "2.619e+09", "GPU_TEMP_CELSIUS": "71", "BOARD_POWER_WATTS": "612.345", "GPU_UTIL_RATIO": "0.57",
+		"MEMORY_UTIL_RATIO": "0.41", "FB_FREE_BYTES": "5.2613349376e+10", "FB_USED_BYTES": "3.2212779008e+10", "ECC_SBE_VOL_TOTAL": "1", "ECC_DBE_AGG_TOTAL": "4",
+		"ROW_REMAP_CORRECTABLE_TOTAL": "5", "ROW_REMAP_UNCORRECTABLE_TOTAL": "6", "XID_ERROR": "31",
+	} {
+		require.Regexp(t, `(?m)^DCGM_FI_DEV_`+name+`\{[^}]*UUID="GPU-a"[^}]*\} `+regexp.QuoteMeta(value)+`$`, text)
+	}
+	for _, old := range []string{"SM_CLOCK{", "GPU_UTIL{", "FB_USED{", "XID_ERRORS{", "REMAPPED_ROWS{"} {
+		require.NotContains(t, text, "DCGM_FI_DEV_"+old)
+	}
+}
+
+func TestTheReleaseOfDCGMIsOneOfTwo(t *testing.T) {
+	for value, want := range map[string]DCGM{"true": DCGM48, "4.8": DCGM48, "4.9": DCGM49, "false": "", "": ""} {
+		d := DCGM49
+		require.NoError(t, d.Set(value))
+		require.Equal(t, want, d)
+	}
+	var d DCGM
+	require.EqualError(t, d.Set("5.0"), `"5.0" is neither 4.8 nor 4.9`)
 }
 
 func TestNamesFollowTheConventions(t *testing.T) {
@@ -252,7 +280,7 @@ func TestAGPUWithoutXIDsHasNoMetricOfThem(t *testing.T) {
 func TestDCGMLabelsOfAGPUWithoutAnAddress(t *testing.T) {
 	n := node()
 	n.Devices[0].Minor, n.Devices[0].PCI = -1, ""
-	text := scrape(t, NewCollector(Config{Node: func() Node { return n }, DCGM: true, Hostname: "node-1"}))
+	text := scrape(t, NewCollector(Config{Node: func() Node { return n }, DCGM: DCGM48, Hostname: "node-1"}))
 	require.Contains(t, text, `DCGM_FI_DEV_XID_ERRORS{GPU_I_ID="",GPU_I_PROFILE="",UUID="GPU-a",container="",device="",gpu="0",`)
 	require.NotContains(t, text, "nvidia-1")
 	require.NotContains(t, text, `pci_bus_id="0000"`)
