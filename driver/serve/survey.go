@@ -58,8 +58,13 @@ func (v Survey) listGPUs() []host.PCIGPU {
 	return slices.DeleteFunc(all, func(g host.PCIGPU) bool { return strings.Contains(g.Driver, "vfio") })
 }
 
-// CheckGPU returns ErrNoGPU on a node without a GPU.
+// CheckGPU returns ErrNoGPU on a node without a GPU, and the reason on a platform that is not served. The
+// modules of a vGPU manager are never replaced.
 func (v Survey) CheckGPU() error {
+	if p := v.Host.Platform(); p == host.VGPUHost || p != "" && !v.WithoutGPU {
+		message, action := p.Describe()
+		return &kernel.Error{Reason: kernel.ReasonPlatform, Message: message + "; " + action}
+	}
 	if v.WithoutGPU || len(v.listGPUs()) > 0 {
 		return nil
 	}
