@@ -139,7 +139,7 @@ func (v Survey) chooseFiles(s *Snapshot) error {
 		return &kernel.Error{Reason: kernel.ReasonKernelMismatch, Module: "nvidia", Err: errNoModules, Message: fmt.Sprintf(
 			"the driver's image has no modules for kernel %s, which this node runs%s; use the image for this kernel", s.Release, v.otherReleases())}
 	}
-	s.Kind, s.Why, err = kernel.ChooseKind(v.Kind, kinds, s.GPUs)
+	s.Kind, s.Why, err = kernel.ChooseKind(v.Kind, kinds, s.GPUs, byKind[kinds[0]]["nvidia"].Version)
 	s.Files = byKind[s.Kind]
 	return err
 }
