@@ -227,6 +227,22 @@ func HasGPU(hostRoot string) bool {
 	return root.HasGPU()
 }
 
+// PlatformFault returns why the machine's GPUs are not served, whatever driver it has. The zero Fault
+// means that its platform is served, or not known.
+func PlatformFault(hostRoot string) gpu.Fault {
+	root, err := host.Open(filepath.Join("/", hostRoot))
+	if err != nil {
+		return gpu.Fault{}
+	}
+	defer func() { _ = root.Close() }()
+	platform := root.Platform()
+	if platform == "" {
+		return gpu.Fault{}
+	}
+	message, action := platform.Describe()
+	return gpu.Fault{Reason: "PlatformNotServed", Message: message + "; " + action}
+}
+
 // IsModuleLoaded reports whether the nvidia kernel module is loaded: it then has a folder in
 // /proc, which containers see too.
 func IsModuleLoaded(hostRoot string) bool {

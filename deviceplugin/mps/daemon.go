@@ -268,6 +268,10 @@ func sharesByMPS(c *config.Config) bool {
 
 // reportNoDriver records why there is no driver.
 func (d *daemon) reportNoDriver(err error) {
+	if fault := driver.PlatformFault(d.cfg.HostRoot); fault != (gpu.Fault{}) {
+		d.setDriverFault(fault)
+		return
+	}
 	if errors.Is(err, gpu.ErrNoDriver) && !driver.HasGPU(d.cfg.HostRoot) {
 		d.setDriverFault(gpu.Fault{Reason: reasonNoGPU, Message: "no NVIDIA GPU on this node; idle until a driver shows one: " + err.Error()})
 		return

@@ -269,7 +269,9 @@ func (p *Plugin) reportAbsence(err error) {
 		}
 		current.message = missing.why
 	}
-	if errors.Is(err, gpu.ErrNoDriver) && !driver.HasGPU(p.cfg.HostRoot) {
+	if fault := driver.PlatformFault(p.cfg.HostRoot); fault != (gpu.Fault{}) {
+		current = &absence{reason: fault.Reason, message: fault.Message}
+	} else if errors.Is(err, gpu.ErrNoDriver) && !driver.HasGPU(p.cfg.HostRoot) {
 		current = &absence{reason: reasonNoGPU, message: "no NVIDIA GPU on this node; idle until a driver shows one: " + err.Error(), idle: true}
 	}
 	p.mu.Lock()

@@ -628,6 +628,18 @@ func TestALateDriverIsPickedUp(t *testing.T) {
 	require.Equal(t, 1, strings.Count(n.log.String(), "waiting for a driver"))
 }
 
+func TestAPlatformThatIsNotServedIsNoNodeWithoutGPU(t *testing.T) {
+	n := newNode(t, gpu.Snapshot{}).withKubelet()
+	require.NoError(t, os.MkdirAll(filepath.Join(n.host, "sys/bus/pci/devices"), 0o755))
+	require.NoError(t, os.MkdirAll(filepath.Join(n.host, "sys/class/misc/dxg"), 0o755))
+	n.cfg.Open = func(driver.Place) (plugin.Opened, error) { return plugin.Opened{}, gpu.ErrNoDriver }
+	n.start()
+	s := n.state(func(s nodestate.State) bool { return s.Reason == "PlatformNotServed" })
+	require.Equal(t, nodestate.Waiting, s.Phase)
+	require.Contains(t, s.Message, "WSL2")
+	require.NotContains(t, n.log.String(), "no NVIDIA GPU")
+}
+
 func TestANodeWithoutGPUIsIdleAndReady(t *testing.T) {
 	n := newNode(t, gpu.Snapshot{}).withKubelet()
 	n.cfg.Open = func(driver.Place) (plugin.Opened, error) { return plugin.Opened{}, gpu.ErrNoDriver }

@@ -21,8 +21,8 @@ Exit codes:
   2  wrong use of the command line
   3  the driver cannot be built, loaded or unloaded: BuildFailed, KernelMismatch,
      SignatureRejected, LockedDown, NoDevice, DependencyMissing, InUse,
-     ParameterUnknown, DeviceInitFailed, SourceUnreachable or ToolkitBroken, as the last
-     line says
+     ParameterUnknown, DeviceInitFailed, SourceUnreachable, ToolkitBroken or
+     PlatformNotServed, as the last line says
   4  of probe and status: the driver is not ready
 `
 

@@ -105,12 +105,24 @@ func (s System) OpenDevices(ctx context.Context, dir string) (*Devices, error) {
 		if len(lines) > 0 {
 			quote = "; the kernel says: " + strings.Join(lines, " / ")
 		}
-		d.failed = append(d.failed, newError(ReasonDeviceInitFailed, "nvidia", err, "GPU %s: the driver cannot initialise it: %v%s", minors[i].address, err, quote))
+		d.failed = append(d.failed, explainInit(minors[i].address, err, lines, quote))
 	}
 	if len(d.files) == 0 {
 		return nil, d.failed[0]
 	}
 	return d, nil
+}
+
+// onlyDataCenter is the kernel's line with which the open modules of old drivers refuse a GPU.
+const onlyDataCenter = "Open nvidia.ko is only ready for use on Data Center GPUs"
+
+// explainInit returns the error for a GPU that the driver cannot initialise.
+func explainInit(address string, err error, lines []string, quote string) error {
+	if slices.ContainsFunc(lines, func(line string) bool { return strings.Contains(line, onlyDataCenter) }) {
+		return newError(ReasonNoDevice, "nvidia", err, "GPU %s: the open modules of a driver before %d support GPUs for data centers alone: "+
+			"set kernelModuleType: proprietary, use driver %d or later, or set NVreg_OpenRmEnableUnsupportedGpus=1 in nvidia.conf%s", address, openForAll, openForAll, quote)
+	}
+	return newError(ReasonDeviceInitFailed, "nvidia", err, "GPU %s: the driver cannot initialise it: %v%s", address, err, quote)
 }
 
 // device is a GPU that is bound to the driver.

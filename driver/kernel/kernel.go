@@ -25,6 +25,7 @@ const (
 	ReasonInUse             gpu.Reason = "InUse"             // a process or another module uses it
 	ReasonParameterUnknown  gpu.Reason = "ParameterUnknown"  // a parameter that the module does not have, or cannot take
 	ReasonDeviceInitFailed  gpu.Reason = "DeviceInitFailed"  // the module's initialisation failed
+	ReasonPlatform          gpu.Reason = "PlatformNotServed" // no driver belongs on this machine
 )
 
 // maxMessage bounds an Error's text, in bytes.

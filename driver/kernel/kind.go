@@ -3,6 +3,7 @@ package kernel
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/gpuready/gpuready/internal/host"
@@ -80,10 +81,28 @@ func generationOf(device uint16) generation {
 	return generations[i]
 }
 
-// ChooseKind chooses one of the kinds that a driver has by the GPUs on the PCI bus, and returns
-// the choice with an explanation. If both kinds support all GPUs it chooses the open modules,
-// as NVIDIA does from driver 560 on.
-func ChooseKind(wanted Kind, have []Kind, gpus []host.PCIGPU) (Kind, string, error) {
+// openForAll is the first branch whose open modules support GeForce and workstation GPUs. Earlier ones
+// refuse them without NVreg_OpenRmEnableUnsupportedGpus=1 (README of driver 535, chapter "Open Linux
+// Kernel Modules").
+const openForAll = 550
+
+// Branch returns the branch of a driver's version: 580 of "580.95.05", and 0 of "".
+func Branch(version string) int {
+	first, _, _ := strings.Cut(version, ".")
+	branch, err := strconv.Atoi(first)
+	if err != nil {
+		return 0
+	}
+	return branch
+}
+
+// openIsLimited reports whether the open modules of a version support GPUs for data centers alone.
+func openIsLimited(version string) bool { return Branch(version) > 0 && Branch(version) < openForAll }
+
+// ChooseKind chooses one of the kinds that a driver of a version has by the GPUs on the PCI bus, and
+// returns the choice with an explanation. If both kinds support all GPUs it chooses the open modules;
+// before branch 550 the proprietary ones, as NVIDIA does before 560. version "" is unknown.
+func ChooseKind(wanted Kind, have []Kind, gpus []host.PCIGPU, version string) (Kind, string, error) {
 	if len(have) == 0 {
 		return "", "", newError(ReasonDependencyMissing, "nvidia", nil, "the driver's image has no kernel modules for this kernel")
 	}
@@ -91,14 +110,22 @@ func ChooseKind(wanted Kind, have []Kind, gpus []host.PCIGPU) (Kind, string, err
 		return "", "", newError(ReasonDependencyMissing, "nvidia", nil,
 			"kernel module type %q is wanted, and the driver's image has %s alone; change kernelModuleType, or the image", wanted, have[0])
 	}
-	for _, k := range []Kind{OpenKind, Proprietary} {
+	order := []Kind{OpenKind, Proprietary}
+	if openIsLimited(version) {
+		slices.Reverse(order)
+	}
+	for _, k := range order {
 		if !slices.Contains(have, k) || wanted != Auto && wanted != k {
 			continue
 		}
 		unsupported := slices.IndexFunc(gpus, func(g host.PCIGPU) bool { return !supportsGPU(k, g) })
 		switch {
 		case unsupported < 0:
-			return k, explainKind(wanted, have, gpus), nil
+			why := explainKind(wanted, have, gpus)
+			if k == Proprietary && wanted == Auto && len(have) > 1 && openIsLimited(version) {
+				why += fmt.Sprintf("; the open modules of driver %s are for data centers", version)
+			}
+			return k, why, nil
 		case wanted == k || len(have) == 1:
 			g := gpus[unsupported]
 			return "", "", newError(ReasonNoDevice, "nvidia", nil,

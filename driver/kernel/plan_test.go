@@ -332,7 +332,7 @@ func TestTheKindFollowsTheGPUs(t *testing.T) {
 		{Proprietary, []Kind{OpenKind}, nil, "", "the driver's image has open alone"},
 		{Auto, nil, nil, "", "no kernel modules"},
 	} {
-		kind, why, err := ChooseKind(c.wanted, c.have, c.gpus)
+		kind, why, err := ChooseKind(c.wanted, c.have, c.gpus, "580.95.05")
 		if c.kind == "" {
 			require.ErrorContains(t, err, c.why)
 			continue
@@ -343,6 +343,43 @@ func TestTheKindFollowsTheGPUs(t *testing.T) {
 	}
 	_, err := ParseKind("closed")
 	require.EqualError(t, err, `kernel module type "closed": want auto, open or proprietary`)
+}
+
+// The open modules of branch 535 refuse GeForce and workstation GPUs.
+func TestTheKindOfAnOldDriver(t *testing.T) {
+	ada, hopper, grace := host.PCIGPU{Device: 0x2684}, host.PCIGPU{Device: 0x2330}, host.PCIGPU{Device: 0x2342} // RTX 4090, H100, GH200
+	both := []Kind{OpenKind, Proprietary}
+	for _, c := range []struct {
+		version string
+		wanted  Kind
+		have    []Kind
+		gpu     host.PCIGPU
+		kind    Kind
+		why     string
+	}{
+		{"535.309.01", Auto, both, ada, Proprietary, "for Ada; the open modules of driver 535.309.01 are for data centers"},
+		{"535.309.01", Auto, both, hopper, Proprietary, "for Hopper; the open modules of driver 535.309.01 are for data centers"},
+		{"535.309.01", Auto, both, grace, OpenKind, "for Grace Hopper"},
+		{"535.309.01", OpenKind, both, ada, OpenKind, "as kernelModuleType says"},
+		{"535.309.01", Auto, []Kind{OpenKind}, ada, OpenKind, "the image has no other"},
+		{"550.54.15", Auto, both, ada, OpenKind, "for Ada"},
+		{"", Auto, both, ada, OpenKind, "for Ada"},
+	} {
+		kind, why, err := ChooseKind(c.wanted, c.have, []host.PCIGPU{c.gpu}, c.version)
+		require.NoError(t, err)
+		require.Equal(t, c.kind, kind, c)
+		require.Equal(t, c.why, why)
+	}
+}
+
+func TestARefusalByOpenModulesNamesTheKind(t *testing.T) {
+	lines := []string{"NVRM: Open nvidia.ko is only ready for use on Data Center GPUs.", "NVRM: To force use of Open nvidia.ko on other GPUs, see the"}
+	err := explainInit("0000:01:00.0", unix.EIO, lines, "; the kernel says: …")
+	require.Equal(t, ReasonNoDevice, reasonOf(t, err))
+	require.ErrorContains(t, err, "GPU 0000:01:00.0: the open modules of a driver before 550 support GPUs for data centers alone: set kernelModuleType: proprietary")
+	require.ErrorIs(t, err, unix.EIO)
+	err = explainInit("0000:01:00.0", unix.EIO, []string{"NVRM: GPU 0000:01:00.0: RmInitAdapter failed!"}, "")
+	require.Equal(t, ReasonDeviceInitFailed, reasonOf(t, err))
 }
 
 func TestAProcessIsNamedWithItsPod(t *testing.T) {

@@ -69,7 +69,7 @@ func newOptions(usage string, stdout io.Writer) *options {
 		{&o.Out, "out", "OUTPUT_DIR", "bin/precompiled", "folder for images and downloads"},
 		{&o.DriverVersion, "driver-version", "DRIVER_VERSION", "", "version of the driver, 580.95.05"},
 		{&o.DriverType, "driver-type", "DRIVER_TYPE", "passthrough", "only passthrough: drivers of vGPU are not precompiled"},
-		{&o.Kind, "kernel-module-type", "KERNEL_MODULE_TYPE", "auto", "open, proprietary, or auto: open where the driver has it"},
+		{&o.Kind, "kernel-module-type", "KERNEL_MODULE_TYPE", "auto", "open, proprietary, or auto: both up to driver 580, then open"},
 		{&o.modules, "modules", "DRIVER_MODULES", "nvidia nvidia-uvm nvidia-modeset nvidia-drm nvidia-peermem", "modules to compile"},
 		{&o.kernels, "kernel-versions", "KERNEL_VERSIONS", "", "several kernels, each as uname -r prints it"},
 		{&o.kernel, "kernel-version", "KERNEL_VERSION", "", "one kernel; with DRIVER_TOOLKIT_IMAGE the default is the one that the image is for"},

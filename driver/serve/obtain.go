@@ -106,7 +106,7 @@ func (d *Driver) newBuildRequest(ctx context.Context, s Snapshot) (buildRequest,
 	if len(kinds) == 0 {
 		return o, errNoSource
 	}
-	kind, _, err := kernel.ChooseKind(d.Kind, kinds, s.GPUs)
+	kind, _, err := kernel.ChooseKind(d.Kind, kinds, s.GPUs, d.Sources.Version)
 	if err != nil {
 		return o, err
 	}

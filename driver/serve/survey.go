@@ -58,8 +58,13 @@ func (v Survey) listGPUs() []host.PCIGPU {
 	return slices.DeleteFunc(all, func(g host.PCIGPU) bool { return strings.Contains(g.Driver, "vfio") })
 }
 
-// CheckGPU returns ErrNoGPU on a node without a GPU.
+// CheckGPU returns ErrNoGPU on a node without a GPU, and the reason on a platform that is not served. The
+// modules of a vGPU manager are never replaced.
 func (v Survey) CheckGPU() error {
+	if p := v.Host.Platform(); p == host.VGPUHost || p != "" && !v.WithoutGPU {
+		message, action := p.Describe()
+		return &kernel.Error{Reason: kernel.ReasonPlatform, Message: message + "; " + action}
+	}
 	if v.WithoutGPU || len(v.listGPUs()) > 0 {
 		return nil
 	}
@@ -134,7 +139,7 @@ func (v Survey) chooseFiles(s *Snapshot) error {
 		return &kernel.Error{Reason: kernel.ReasonKernelMismatch, Module: "nvidia", Err: errNoModules, Message: fmt.Sprintf(
 			"the driver's image has no modules for kernel %s, which this node runs%s; use the image for this kernel", s.Release, v.otherReleases())}
 	}
-	s.Kind, s.Why, err = kernel.ChooseKind(v.Kind, kinds, s.GPUs)
+	s.Kind, s.Why, err = kernel.ChooseKind(v.Kind, kinds, s.GPUs, byKind[kinds[0]]["nvidia"].Version)
 	s.Files = byKind[s.Kind]
 	return err
 }

@@ -130,7 +130,7 @@ func (s *Builder) chooseKind(r *request, dir string) error {
 	}
 	defer own.Close() //nolint:errcheck // it is only read
 	gpus := own.GPUs(path.Join(s.System.Sys, strings.TrimPrefix(host.PCIDevices, "/sys")))
-	kind, why, err := kernel.ChooseKind(kernel.Kind(r.Kind), have, gpus)
+	kind, why, err := kernel.ChooseKind(kernel.Kind(r.Kind), have, gpus, r.Version)
 	if err != nil {
 		return err
 	}

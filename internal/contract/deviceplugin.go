@@ -168,6 +168,7 @@ var devicePluginReasons = []group{
 			Meaning: "Waiting: there is no GPU and no driver on this node, and the plugin is ready. Ready: the driver shows none",
 			Next:    "nothing, unless this node should have one",
 		},
+		{Reason: "PlatformNotServed", Meaning: "Waiting: " + platformMeaning, Next: platformNext},
 		{
 			Reason:  "NoDriver",
 			Meaning: "Waiting: there is no driver yet",

@@ -24,6 +24,7 @@ var driverReasons = []group{
 			Meaning: "there is no GPU on the PCI bus, or the modules support none of them",
 			Next:    "use a driver version and `kernelModuleType` that support the GPU",
 		},
+		{Reason: "PlatformNotServed", Meaning: platformMeaning, Next: platformNext},
 		{
 			Reason:  "DependencyMissing",
 			Meaning: "a required module, symbol or daemon's program is missing",

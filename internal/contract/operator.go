@@ -134,6 +134,7 @@ var operatorReasons = []group{
 			Meaning: "the policy names no driver image, and NVIDIA publishes none for the nodes' operating system",
 			Next:    "install the driver on the hosts and set `driver.enabled: false`, or name an image of yours (docs/driver.md)",
 		},
+		{Reason: "PlatformNotServed", Meaning: platformMeaning + "; no driver is deployed there", Next: platformNext},
 		{
 			Reason:  "PrecompiledImageMissing",
 			Meaning: "the registry does not have the image in the message; the pool keeps its current driver",

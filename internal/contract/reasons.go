@@ -31,6 +31,12 @@ type Reason struct {
 	Next    string // what a person should do
 }
 
+// What PlatformNotServed means, whichever component says so.
+const (
+	platformMeaning = "the node is of a platform that is not served: WSL2, a Jetson (Tegra), or a host with NVIDIA's vGPU manager"
+	platformNext    = "keep gpuready away: label the node `nvidia.com/gpu.deploy.operands=false`; see docs/support.md"
+)
+
 // group has the reasons of a component that belong together. Its rows have no By and no Of.
 type group struct {
 	by   Component

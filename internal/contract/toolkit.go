@@ -14,6 +14,7 @@ var toolkitReasons = []group{
 			Meaning: "the driver sees no GPU, or the node has neither a GPU nor a driver",
 			Next:    "nothing, unless this node should have a GPU",
 		},
+		{Reason: "PlatformNotServed", Meaning: platformMeaning, Next: platformNext},
 		{
 			Reason:  "VersionMismatch",
 			Meaning: "the libraries have another version than the kernel modules",

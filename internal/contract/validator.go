@@ -108,6 +108,7 @@ var validatorReasons = []group{
 			Meaning: "the driver is simulated, with no GPU under it",
 			Next:    "allow it with `--allow-simulated` where that is intended",
 		},
+		{Reason: "PlatformNotServed", Meaning: platformMeaning, Next: platformNext},
 	}},
 	{by: Validator, of: "layer toolkit", rows: []Reason{
 		{

@@ -31,6 +31,7 @@ func TestTheEndOfTheRoadIsReadFromTheCondition(t *testing.T) {
 		{"False", "Broken", "cuda: one; two; next: do this; and that", Stage{Name: "cuda", State: Broken, Reason: "Broken", Message: "one; two", Action: "do this; and that"}},
 		{"False", "Broken", "cuda: of an earlier version; do this", Stage{Name: "cuda", State: Broken, Reason: "Broken", Message: "of an earlier version", Action: "do this"}},
 		{"False", "NoUsableGPU", "driver: no GPU; next: see dmesg; the driver says Failed: X: y", Stage{Name: "driver", State: Broken, Reason: "NoUsableGPU", Message: "no GPU", Action: "see dmesg", Notes: []string{"driver says Failed: X: y"}}},
+		{"False", "PlatformNotServed", "driver: it is a guest of Windows (WSL2); next: use it there; label the node", Stage{Name: "driver", State: Broken, Reason: "PlatformNotServed", Message: "it is a guest of Windows (WSL2)", Action: "use it there; label the node"}},
 		{"False", "DriverStarting", "driver: no driver is loaded: it is being built", Stage{Name: "driver", State: Waiting, Reason: "DriverStarting", Message: "no driver is loaded: it is being built"}},
 		{"Unknown", "Proving", "plugin: a pod runs", Stage{Name: Pod, State: Waiting, Reason: Running, Message: "a pod runs"}},
 		{"Unknown", "Proving", "toolkit: it is checked", Stage{Name: "toolkit", State: Waiting, Reason: "Proving", Message: "it is checked"}},

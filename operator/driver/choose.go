@@ -24,6 +24,8 @@ func Choose(spec *v1.ClusterPolicySpec, pool fleet.Pool, node string, f Facts) C
 		return Choice{Pool: pool}
 	case spec.Driver.IsSimulated():
 		return c.simulated()
+	case pool.NotServed:
+		return chooseNone(pool, node)
 	case pool.OS == "":
 		return Choice{Pool: pool, Problem: c.problem(OSUnknown,
 			"the operating system of node %s is unknown: NFD has not labelled it with %s and %s, and the kubelet reports none that has driver images; install NFD or set these labels",
@@ -32,6 +34,13 @@ func Choose(spec *v1.ClusterPolicySpec, pool fleet.Pool, node string, f Facts) C
 		return c.precompiled()
 	}
 	return c.buildOnNode(spec.Operator.DriverToolkit())
+}
+
+// chooseNone returns the choice for a platform that is not served: what driver the nodes have is removed.
+func chooseNone(pool fleet.Pool, node string) Choice {
+	return Choice{Pool: pool, Problem: &Problem{Reason: PlatformNotServed, Message: fmt.Sprintf(
+		"node %s is WSL2, a Jetson or a host of vGPUs, which gpuready does not serve: no driver is deployed there; "+
+			"label it %s=false, and keep NVIDIA's own stack for it (docs/support.md)", node, label.Operands)}}
 }
 
 type chooser struct {

@@ -93,8 +93,9 @@ func TestChoicesAndProblemsAsPeopleReadThem(t *testing.T) {
 	other.Kernel = ""
 	arm.Arch, arm.Kernel = "arm64", "4.18.0-372.51.1.el8_6.aarch64"
 	unknown.OS = ""
-	debian := ubuntu
+	debian, wsl := ubuntu, ubuntu
 	debian.OS = "debian12"
+	wsl.Kernel, wsl.NotServed = "5.15.153.1-microsoft-standard-WSL2", true
 	off := false
 	unnamed := policy(func(s *v1.ClusterPolicySpec) { s.Driver.ImageSpec = v1.ImageSpec{} })
 	release := func(s *v1.ClusterPolicySpec) { s.Driver.ImageSpec = v1.ImageSpec{Repository: "gpuready"} }
@@ -111,6 +112,11 @@ func TestChoicesAndProblemsAsPeopleReadThem(t *testing.T) {
 			s.Driver.Simulated = &v1.SimulatedSpec{OptionalSpec: v1.OptionalSpec{Enabled: &on}}
 			s.Driver.ImageSpec = v1.ImageSpec{}
 		}), unknown, plain},
+		{"platform that is not served", policy(nil), wsl, plain},
+		{"platform that is not served, simulated", policy(func(s *v1.ClusterPolicySpec) {
+			on := true
+			s.Driver.Simulated = &v1.SimulatedSpec{OptionalSpec: v1.OptionalSpec{Enabled: &on}}
+		}), wsl, plain},
 		{"container", policy(nil), ubuntu, plain},
 		{"no image named", unnamed, ubuntu, plain},
 		{"only a version named", policy(func(s *v1.ClusterPolicySpec) { s.Driver.ImageSpec = v1.ImageSpec{Version: "535.104.05"} }), rhel, plain},

@@ -60,6 +60,7 @@ const (
 	KernelUnknown             Reason = "KernelUnknown"             // no kernel version for a precompiled driver
 	ImageInvalid              Reason = "ImageInvalid"              // the policy's fields make no valid image reference
 	OSNotSupported            Reason = "OSNotSupported"            // NVIDIA publishes no driver image for it
+	PlatformNotServed         Reason = "PlatformNotServed"         // WSL2, a Jetson, or a host of vGPUs
 	PrecompiledImageMissing   Reason = "PrecompiledImageMissing"   // the registry does not have it
 	RegistryPending           Reason = "RegistryPending"           // the registry has not responded yet
 	RegistryUnknown           Reason = "RegistryUnknown"           // the registry cannot be queried or gives no result

@@ -96,6 +96,14 @@ func TestChoiceOfAnNVIDIADriver(t *testing.T) {
 			require.Equal(t, want.Message, choice.Problem.Message)
 		}
 	}
+	for name, want := range map[string]string{"gold": "", "-": "", "simulated": "simulated_simulated"} {
+		choice := s.Choose(policy, fleet.Pool{OS: "ubuntu22.04", Drivers: name, NotServed: true}, "n1", facts)
+		require.Equal(t, want, choice.ID)
+		if want == "" {
+			require.Equal(t, PlatformNotServed, choice.Problem.Reason)
+			require.False(t, choice.Problem.Keep, "what driver it has is removed")
+		}
+	}
 	conflict := s.Choose(policy, fleet.Pool{OS: "ubuntu22.04", Drivers: "gold, silver"}, "n7", facts)
 	require.Equal(t, &Problem{Reason: Conflict, Message: "NVIDIADrivers gold, silver select node n7, which keeps what it has: change a nodeSelector, or the node's labels", Keep: true}, conflict.Problem)
 	require.Empty(t, conflict.ID)

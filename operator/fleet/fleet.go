@@ -84,6 +84,8 @@ type Pool struct {
 	Kernel string // "4.18.0-372.51.1.el8_6.x86_64"; "" if unknown
 	CoreOS bool   // RHCOS, whether or not its version is known
 	RHCOS  string // OSTREE_VERSION, "412.86.202303241612-0", as labelled by NFD; "" if it is not
+	// NotServed means that the nodes are of a platform that is not served, so that they get no driver.
+	NotServed bool `json:",omitempty"`
 	// Drivers are the names of the NVIDIADrivers that select the nodes: one, or several separated by
 	// ", ", which is a conflict. It is NoDriver if none does, and "" while the ClusterPolicy has the
 	// driver.
@@ -103,13 +105,16 @@ func (p Pool) NVIDIADriver() string {
 }
 
 // String returns the pool's name for people: "amd64/ubuntu22.04/5.15.0-105-generic", and at its end
-// the NVIDIADrivers that select its nodes.
+// the NVIDIADrivers that select its nodes, and whether these are not served.
 func (p Pool) String() string {
 	var parts []string
 	for _, part := range []string{p.Arch, p.OS, p.RHCOS, p.Kernel, p.Drivers} {
 		if part != "" && part != NoDriver {
 			parts = append(parts, part)
 		}
+	}
+	if p.NotServed {
+		parts = append(parts, "not served")
 	}
 	return cmp.Or(strings.Join(parts, "/"), "unknown")
 }

@@ -52,7 +52,28 @@ func Observe(node *corev1.Node) *Node {
 		n.AllLabels = node.Labels
 	}
 	n.Pool = poolOf(n.Labels, &info)
+	n.Pool.NotServed = n.ReportsPlatformNotServed() || n.Labels[label.Workload] == vGPUHost || !n.detectedByNFD() && isOtherPlatform(info.KernelVersion)
 	return n
+}
+
+// vGPUHost is the value of label.Workload with which a person gives the node's GPUs to NVIDIA's vGPU
+// manager.
+const vGPUHost = "vm-vgpu"
+
+// ReportsPlatformNotServed reports whether the validator has found that the machine is of a platform
+// that is not served.
+func (n *Node) ReportsPlatformNotServed() bool {
+	return n.GPUReady.Status == corev1.ConditionFalse && n.GPUReady.Reason == reasonPlatform
+}
+
+// reasonPlatform is the reason of the validator's condition on such a platform.
+const reasonPlatform = "PlatformNotServed"
+
+// isOtherPlatform reports whether a kernel is that of WSL2 or of a Jetson, by its release:
+// 5.15.153.1-microsoft-standard-WSL2, 5.15.148-tegra. An IGX Orin has the kernel of a Jetson, and is
+// served if it has a GPU on its PCI bus, which NFD then labels.
+func isOtherPlatform(kernel string) bool {
+	return strings.Contains(kernel, "-microsoft-standard") || strings.HasSuffix(kernel, "-tegra")
 }
 
 // hasGPUs reports whether there is anything of a resource of the device plugin.

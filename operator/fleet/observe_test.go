@@ -57,6 +57,23 @@ func TestPoolPrefersNFDOverTheKubelet(t *testing.T) {
 	require.Equal(t, Pool{Arch: "arm64", Kernel: "5.14.0-427.el9.aarch64_64k"}, Observe(odd).Pool)
 }
 
+func TestPlatformsThatAreNotServedArePoolsOfTheirOwn(t *testing.T) {
+	wsl, jetson := node(with(label.Present, "true")), node(with(label.Present, "true"))
+	wsl.Status.NodeInfo.KernelVersion, jetson.Status.NodeInfo.KernelVersion = "5.15.153.1-microsoft-standard-WSL2", "5.15.148-tegra"
+	vgpu, reported := node(with(label.Workload, "vm-vgpu")), node(with())
+	reported.Status.Conditions = []corev1.NodeCondition{{Type: readyType, Status: corev1.ConditionFalse, Reason: "PlatformNotServed", Message: "driver: gpuready does not serve this machine"}}
+	for name, n := range map[string]*corev1.Node{"WSL2": wsl, "Jetson": jetson, "a host of vGPUs": vgpu, "as the validator reports": reported} {
+		pool := Observe(n).Pool
+		require.True(t, pool.NotServed, name)
+		require.Contains(t, pool.String(), "/not served", name)
+	}
+	igx, containers := node(with(label.PCI3D, "true")), node(with(label.Workload, "container"))
+	igx.Status.NodeInfo.KernelVersion = "5.15.148-tegra"
+	for name, n := range map[string]*corev1.Node{"IGX Orin with a GPU on its PCI bus": igx, "containers": containers, "any": node(with())} {
+		require.False(t, Observe(n).Pool.NotServed, name)
+	}
+}
+
 func TestConditionsAndCordon(t *testing.T) {
 	n := full(1)
 	got := Observe(n)

@@ -44,6 +44,9 @@ func (l nodeView) evaluate(wanted []State) Progress {
 		p.Message = readiness.Shorten(why.Message, maxText)
 		return p
 	}
+	if l.verdict.trusted() && l.node.ReportsPlatformNotServed() && l.pod(Driver) == nil { // a simulated driver works on any platform
+		return stop(DriverValidation, obstacle{Failed, Problem{Reason: l.verdict.Reason, Message: l.verdict.Message, Since: l.verdict.Since}})
+	}
 	for i, s := range wanted {
 		if s.optional() {
 			break

@@ -177,6 +177,7 @@ func TestProgressOfANode(t *testing.T) {
 		"a layer beside the road fails":        {node(validated("False", "PeermemMissing", "peermem: none; load it")), all, 6, PluginValidation, Failed, "PeermemMissing"},
 		"nothing is known in this boot":        {node(validated("Unknown", "Proving", "nothing has been proven yet since the node was started")), all, 2, DriverValidation, Waiting, "Proving"},
 		"NFD sees a GPU, the validator none":   {node(validated("False", "NoGPU", "the PCI bus has none")), all, 2, DriverValidation, Failed, "NoGPU"},
+		"a platform that is not served":        {node(validated("False", "PlatformNotServed", "driver: gpuready does not serve it; next: x")), all[1:], 0, DriverValidation, Failed, "PlatformNotServed"},
 		"validator cannot start":               {node(unvalidated), []*corev1.Pod{pod(driverApp), pod(validatorApp, broken)}, 2, DriverValidation, Failed, ReasonImagePull},
 		"validator says nothing":               {node(unvalidated), all, 2, DriverValidation, Unknown, ReasonNotValidated},
 		"validator is kept away":               {node(unvalidated, labelled(label.Deploy+"operator-validator", "false")), all[:3], 2, DriverValidation, Unknown, ReasonNotValidated},

@@ -203,6 +203,42 @@ func TestMachineWithoutAGPUIsQuietAndReady(t *testing.T) {
 	require.ErrorContains(t, d.Ready(), "NoDriver")
 }
 
+func TestAPlatformThatIsNotServedGetsNoSpecification(t *testing.T) {
+	for name, prepare := range map[string]func(m *machine){
+		"WSL2": func(m *machine) {
+			require.NoError(t, os.RemoveAll(m.dir+"/sys/bus/pci/devices/0000:10:00.0"))
+			require.NoError(t, os.WriteFile(m.dir+"/dev/dxg", nil, 0o644))
+		},
+		"Jetson, whose NVML works": func(m *machine) {
+			m.install("", 1)
+			require.NoError(t, os.RemoveAll(m.dir+"/sys/bus/pci/devices/0000:10:00.0"))
+			require.NoError(t, os.MkdirAll(m.dir+"/etc", 0o755))
+			require.NoError(t, os.WriteFile(m.dir+"/etc/nv_tegra_release", nil, 0o644))
+		},
+		"vGPU host, whose driver has no libcuda": func(m *machine) {
+			m.install("", 1)
+			require.NoError(t, os.Remove(m.dir+libDir+"/libcuda.so."+version))
+			require.NoError(t, os.MkdirAll(m.dir+"/sys/module/nvidia_vgpu_vfio", 0o755))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t, gputest.Node("t4", 1))
+			prepare(m)
+			d := New(m.toolkit(), slog.New(slog.DiscardHandler), NewMetrics(prometheus.NewRegistry()))
+			defer func() { require.NoError(t, d.close(t.Context())) }()
+			require.NoError(t, d.reconcile(t.Context(), everything))
+			s := m.await("failed", phase(nodestate.Failed))
+			require.Equal(t, setup.ReasonPlatform, s.Reason, s.Message)
+			require.NotContains(t, s.Message, "install")
+			_, err := os.Stat(m.dir + "/run/cdi")
+			require.ErrorIs(t, err, fs.ErrNotExist)
+			_, _, err = m.toolkit().Once(t.Context(), true)
+			reason, _ := m.conf.Explain(err)
+			require.Equal(t, setup.ReasonPlatform, reason)
+		})
+	}
+}
+
 func TestNodeWithoutAGPUGetsNoSpecification(t *testing.T) {
 	m := newMachine(t, gpu.Snapshot{Driver: gpu.Driver{Version: version}})
 	m.install("", 0)

@@ -259,6 +259,7 @@ func (d *Daemon) reconcile(ctx context.Context, what watch.Meaning) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
+	err = d.ExplainDriver(err)
 	if err != nil && (errors.Is(err, ErrReplaced) || d.replaced(d.library(driverRoot))) {
 		return ErrReplaced // during the scan: the failure is not worth reporting
 	}

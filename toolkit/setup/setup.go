@@ -151,6 +151,9 @@ func (t *Toolkit) InvalidateFiles() { t.cache = driverCache{} }
 func (t *Toolkit) Want(s gpu.Snapshot) (Wanted, error) {
 	driverRoot, devRoot := t.Roots()
 	w := Wanted{Driver: nodestate.DriverInfo{Root: driverRoot, Version: s.Driver.Version, CUDAVersion: s.Driver.CUDAVersion, Simulated: s.Driver.Simulated}}
+	if err := t.checkPlatform(s); err != nil {
+		return w, err
+	}
 	if t.cache.root != driverRoot || t.cache.version != s.Driver.Version {
 		files, err := spec.Find(t.Root, driverRoot, s.Driver.Version)
 		if err != nil {
@@ -337,7 +340,7 @@ func (t *Toolkit) Once(ctx context.Context, dry bool) (changes []apply.Change, w
 	driverRoot, _ := t.Roots()
 	source, err := t.Driver.Open(driverRoot)
 	if err != nil {
-		return changes, w, err
+		return changes, w, t.ExplainDriver(err)
 	}
 	defer source.Close()
 	snapshot, err := source.Snapshot(ctx)

@@ -1,6 +1,7 @@
 package setup
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"syscall"
 
 	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/internal/host/mount"
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/toolkit/apply"
@@ -31,10 +33,41 @@ const (
 	ReasonHookMissing     gpu.Reason = "HookMissing"
 	ReasonHost            gpu.Reason = "Host"
 	ReasonFolderReplaced  gpu.Reason = "FolderReplaced"
+	ReasonPlatform        gpu.Reason = "PlatformNotServed"
 )
 
 // ErrHook means that gpu-cdi-hook cannot be read, as in an image without it.
 var ErrHook = errors.New("the program gpu-cdi-hook cannot be read")
+
+// platformError is the reason why a host's GPUs are not served.
+type platformError struct{ platform host.Platform }
+
+func (e *platformError) Error() string {
+	message, action := e.platform.Describe()
+	return message + "; " + action
+}
+
+// checkPlatform returns an error on a platform that is not served. A simulated driver works on any.
+func (t *Toolkit) checkPlatform(s gpu.Snapshot) error {
+	if s.Driver.Simulated {
+		return nil
+	}
+	if platform := t.Root.Platform(); platform != "" {
+		return &platformError{platform}
+	}
+	return nil
+}
+
+// ExplainDriver returns the error of finding the driver: on a platform that is not served, where no
+// driver would help, that of the platform.
+func (t *Toolkit) ExplainDriver(err error) error {
+	for _, missing := range []error{gpu.ErrNoDriver, gpu.ErrVersionMismatch, spec.ErrNoCUDA} {
+		if errors.Is(err, missing) {
+			return cmp.Or(t.checkPlatform(gpu.Snapshot{}), err)
+		}
+	}
+	return err
+}
 
 // State returns the toolkit's state for w, the host's wanted state, and err, the error of
 // finding or applying it. If err is not nil, only w.Driver counts.
@@ -131,6 +164,9 @@ func (c Config) Explain(err error) (gpu.Reason, string) {
 			option = o.flag
 			break
 		}
+	}
+	if _, is := errors.AsType[*platformError](err); is {
+		return withAction(ReasonPlatform, "")
 	}
 	switch {
 	case errors.Is(err, gpu.ErrNoDriver):

@@ -34,6 +34,7 @@ const (
 	reasonDeviceNodeWrong  gpu.Reason = "DeviceNodeWrong"
 	reasonDeviceLink       gpu.Reason = "DeviceLinkMissing" // in notes only
 	reasonSimulatedRefused gpu.Reason = "SimulatedDriverRefused"
+	reasonPlatform         gpu.Reason = "PlatformNotServed"
 )
 
 // NoDriver reports whether a refusal of this layer only means that there is no driver, so that
@@ -65,6 +66,9 @@ func CheckDriver(ctx context.Context, node check.Node, read ReadNVML) (check.Dri
 		return check.Driver{}, *o
 	}
 	reading, err := read(ctx, node)
+	if o := h.notServed(); o != nil && (err != nil || !reading.Snapshot.Driver.Simulated) {
+		return check.Driver{}, *o
+	}
 	if err != nil {
 		o := h.nvmlFailure(err)
 		if o.Kind == check.Absent && (node.ExpectGPUs > 0 || node.Strict) {
@@ -117,6 +121,9 @@ func (h hardware) injectionMissing() *check.Outcome {
 	if h.library == "" && h.module == "" && !offered && !injection.SeesDriver(toolkit, err) && !h.driverReady() {
 		return nil
 	}
+	if o := h.notServed(); o != nil && (err != nil || toolkit.Driver == nil || !toolkit.Driver.Simulated) {
+		return o
+	}
 	why := "the toolkit has reported nothing since the node booted"
 	switch {
 	case offered && toolkit.Toolkit.Injection.Working:
@@ -131,6 +138,16 @@ func (h hardware) injectionMissing() *check.Outcome {
 	return failed(check.ReasonInjection, "this container was created without the GPUs' devices, so nothing can be said of them: "+why,
 		fmt.Sprintf("see the log of nvidia-container-toolkit-daemonset on this node, and that this pod is in its namespace and has the annotation %s=true; "+
 			"where the runtime has no NRI, use the privileged variant of the manifests", injection.Annotation))
+}
+
+// notServed refuses the layer on a platform that is not served. A simulated driver works on any.
+func (h hardware) notServed() *check.Outcome {
+	platform := h.node.Root.Platform()
+	if platform == "" {
+		return nil
+	}
+	message, action := platform.Describe()
+	return failed(reasonPlatform, message, action)
 }
 
 // driverReady reports whether a driver's container reports that its driver is loaded.

@@ -230,6 +230,57 @@ func TestANodeWithoutGPUHasNothingToProve(t *testing.T) {
 	require.Equal(t, check.ReasonNoGPU, o.NotReady.Reason)
 }
 
+// A node that gpuready does not serve is neither one without a GPU nor one that needs a driver.
+func TestAPlatformThatIsNotServedFailsWithItsOwnAdvice(t *testing.T) {
+	noDriver := func(m *driverMachine) {
+		m.remove("usr")
+		m.remove("proc")
+		m.source.Fail(gpu.ErrNoDriver)
+	}
+	for _, c := range []struct {
+		name    string
+		gpus    int
+		prepare func(m *driverMachine)
+		says    string
+	}{
+		{"WSL2", 0, func(m *driverMachine) { noDriver(m); m.File("dev/dxg", "") }, "a guest of Windows (WSL2)"},
+		{"Jetson", 0, func(m *driverMachine) { noDriver(m); m.File("sys/devices/soc0/family", "Tegra\n") }, "a Jetson (Tegra)"},
+		{"a Jetson whose NVML works", 0, func(m *driverMachine) { m.File("etc/nv_tegra_release", "# R38\n") }, "a Jetson (Tegra)"},
+		// The vGPU manager comes with NVML and without libcuda.
+		{"a vGPU host", 2, func(m *driverMachine) {
+			m.remove(libDir + "/libcuda.so." + version)
+			m.Load("nvidia_vgpu_vfio")
+		}, "a host of vGPUs"},
+		{"a vGPU host, without injection", 2, func(m *driverMachine) {
+			m.Injection = "expected"
+			m.Load("nvidia_vgpu_vfio")
+			m.source.Fail(gpu.ErrNoPermission)
+		}, "a host of vGPUs"},
+		{"expected GPUs", 0, func(m *driverMachine) { noDriver(m); m.File("dev/dxg", ""); m.ExpectGPUs = 1 }, "a guest of Windows (WSL2)"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			m := newDriverMachine(t, c.gpus)
+			require.NoError(t, os.MkdirAll(m.path("sys/bus/pci/devices"), 0o755))
+			c.prepare(m)
+			_, o := m.check()
+			require.Equal(t, check.Failed, o.Kind)
+			require.Equal(t, reasonPlatform, o.NotReady.Reason, o.NotReady.Message)
+			require.Contains(t, o.NotReady.Message, c.says)
+			require.NotContains(t, o.NotReady.Action, "install")
+		})
+	}
+}
+
+func TestASimulatedDriverIsServedOnAnyPlatform(t *testing.T) {
+	m := newDriverMachine(t, 2)
+	m.remove("sys/bus/pci/devices")
+	require.NoError(t, os.MkdirAll(m.path("sys/bus/pci/devices"), 0o755))
+	m.File("dev/dxg", "")
+	m.source.Update(func(s *gpu.Snapshot) { s.Driver.Simulated = true })
+	_, o := m.check()
+	require.Equal(t, check.Passed, o.Kind, "%+v", o.NotReady)
+}
+
 func TestALostGPULeavesItsNeighboursProven(t *testing.T) {
 	m := newDriverMachine(t, 3)
 	m.source.FailDevice(gputest.GPU(1), gpu.Fault{Reason: gpu.ReasonLost, Message: "fell off"})

@@ -81,30 +81,36 @@ func (s *Settings) findKernels(ctx context.Context, work string) ([]string, erro
 	return kernels, nil
 }
 
-// compiled names the folders that a build for one kernel has filled.
+// compiled names the folders that a build of one kind of modules for one kernel has filled.
 type compiled struct {
+	source
 	release string
 	halves  string // folder with the content of image.Dir
 	tools   string // folder for link.ToolsDir
 	linked  string // folder with the modules that the tools have linked from the halves
 }
 
-// compileHalves compiles the halves of the modules for the n-th kernel.
-func (s *Settings) compileHalves(ctx context.Context, d driver, release string, n int, work string) (compiled, error) {
-	to := filepath.Join(work, fmt.Sprintf("kernel-%d", n))
-	s.Log.Info("compiling", "kernel", release, "kind", d.kind, "by", s.ContainerTool)
+// halvesDir returns the folder with the halves themselves.
+func (c compiled) halvesDir() string {
+	return filepath.Join(c.halves, image.HalvesName, string(c.kind))
+}
+
+// compileHalves compiles the halves of one kind of modules for the n-th kernel.
+func (s *Settings) compileHalves(ctx context.Context, from source, release string, n int, work string) (compiled, error) {
+	to := filepath.Join(work, fmt.Sprintf("kernel-%d-%s", n, from.kind))
+	s.Log.Info("compiling", "kernel", release, "kind", from.kind, "by", s.ContainerTool)
 	var err error
 	if s.ContainerTool == NoTool {
-		err = s.compileHere(ctx, d, release, to)
+		err = s.compileHere(ctx, from, release, to)
 	} else {
-		err = s.compileInContainer(ctx, d, release, n, work, to)
+		err = s.compileInContainer(ctx, from, release, n, work, to)
 	}
 	if err != nil {
 		return compiled{}, fmt.Errorf("kernel %s: %w", release, err)
 	}
-	c := compiled{release: release, halves: filepath.Join(to, "lib/modules", release), tools: filepath.Join(to, "tools"), linked: filepath.Join(to, "linked")}
-	if !fileExists(filepath.Join(to, "lib/modules", release, image.HalvesName, string(d.kind))) {
-		return c, fmt.Errorf("kernel %s: the sources built no %s modules (KERNEL_MODULE_TYPE)", release, d.kind)
+	c := compiled{source: from, release: release, halves: filepath.Join(to, "lib/modules", release), tools: filepath.Join(to, "tools"), linked: filepath.Join(to, "linked")}
+	if !fileExists(c.halvesDir()) {
+		return c, fmt.Errorf("kernel %s: the sources built no %s modules (KERNEL_MODULE_TYPE)", release, from.kind)
 	}
 	return c, nil
 }
@@ -117,12 +123,12 @@ func (s *Settings) buildArguments(source, release, headers, to string) []string 
 	}
 }
 
-func (s *Settings) compileHere(ctx context.Context, d driver, release, to string) error {
+func (s *Settings) compileHere(ctx context.Context, from source, release, to string) error {
 	headers := s.HeadersRoot
 	if headers == "" {
 		headers = "/"
 	}
-	return s.runProgram(ctx, nil, s.Program, s.buildArguments(d.source, release, headers, to)...)
+	return s.runProgram(ctx, nil, s.Program, s.buildArguments(from.dir, release, headers, to)...)
 }
 
 // buildStage returns the text of the stage "build" for the n-th kernel, and its arguments.
@@ -134,12 +140,12 @@ func (s *Settings) buildStage(release string, n int) (text string, args map[stri
 	}, err
 }
 
-func (s *Settings) compileInContainer(ctx context.Context, d driver, release string, n int, work, to string) error {
+func (s *Settings) compileInContainer(ctx context.Context, from source, release string, n int, work, to string) error {
 	head, args, err := s.buildStage(release, n)
 	if err != nil {
 		return err
 	}
-	dir := filepath.Join(work, "context")
+	dir := filepath.Join(work, "context-"+string(from.kind))
 	if n == 0 {
 		if err := os.Mkdir(dir, 0o755); err != nil {
 			return err
@@ -147,7 +153,7 @@ func (s *Settings) compileInContainer(ctx context.Context, d driver, release str
 		if err := folder.CopyFile(s.Program, filepath.Join(dir, "gpu-driver")); err != nil {
 			return err
 		}
-		if err := folder.Copy(ctx, d.source, filepath.Join(dir, "source"), false); err != nil {
+		if err := folder.Copy(ctx, from.dir, filepath.Join(dir, "source"), false); err != nil {
 			return err
 		}
 	}

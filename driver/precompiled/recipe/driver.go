@@ -27,9 +27,14 @@ const downloadTimeout = time.Hour
 
 // driver is an unpacked driver.
 type driver struct {
-	kind    kernel.Kind
-	source  string // folder that Kbuild builds
+	sources []source // of the kinds of modules to compile, at least one
 	install func(l userspace.Layout, to string) error
+}
+
+// source has the sources of one kind of modules.
+type source struct {
+	kind kernel.Kind
+	dir  string // folder that Kbuild builds
 }
 
 // layout returns the places of a driver's files: as on Debian, whose C library the base has.
@@ -70,7 +75,7 @@ func (s *Settings) findDriver(ctx context.Context, kernels []string, work string
 	}
 	if _, err := os.Stat(filepath.Join(dir, userspace.ManifestName)); err == nil {
 		d.install = func(l userspace.Layout, to string) error { return l.Install(dir, to) }
-		err = d.chooseSource(s.Kind, map[kernel.Kind]string{
+		d.sources, err = s.chooseSources(map[kernel.Kind]string{
 			kernel.OpenKind: filepath.Join(dir, sourceNames[kernel.OpenKind]), kernel.Proprietary: filepath.Join(dir, sourceNames[kernel.Proprietary]),
 		})
 		return d, err
@@ -78,25 +83,33 @@ func (s *Settings) findDriver(ctx context.Context, kernels []string, work string
 	d.install = func(l userspace.Layout, to string) error { return l.Copy(dir, to) }
 	sources, err := findPackaged(ctx, dir, work)
 	if err == nil {
-		err = d.chooseSource(s.Kind, sources)
+		d.sources, err = s.chooseSources(sources)
 	}
 	return d, err
 }
 
-// chooseSource chooses the folder of the wanted kind. Auto is the open kind if it
-// exists: drivers without another kind support all their GPUs with it.
-func (d *driver) chooseSource(kind string, have map[kernel.Kind]string) error {
+// lastProprietary is the last branch whose driver supports GPUs that need the proprietary modules:
+// Maxwell, Pascal and Volta (NVIDIA's deprecation schedule of UNIX drivers).
+const lastProprietary = 580
+
+// chooseSources chooses the folders of the wanted kinds. Auto is each kind that some GPU of the driver
+// needs, since a node chooses by its GPUs: both up to branch 580, and later the open kind.
+func (s *Settings) chooseSources(have map[kernel.Kind]string) (chosen []source, err error) {
 	for _, k := range []kernel.Kind{kernel.OpenKind, kernel.Proprietary} {
 		dir := have[k]
 		if _, err := os.Stat(dir); dir == "" || err != nil {
 			continue
 		}
-		if kind == string(kernel.Auto) || kind == string(k) {
-			d.kind, d.source = k, dir
-			return nil
+		needed := len(chosen) == 0 || kernel.Branch(s.DriverVersion) <= lastProprietary
+		if s.Kind == string(k) || s.Kind == string(kernel.Auto) && needed {
+			chosen = append(chosen, source{k, dir})
 		}
 	}
-	return fmt.Errorf("the driver has no sources of %s modules (KERNEL_MODULE_TYPE): it has neither %s nor %s", kind, sourceNames[kernel.OpenKind], sourceNames[kernel.Proprietary])
+	if len(chosen) == 0 {
+		return nil, fmt.Errorf("the driver has no sources of %s modules (KERNEL_MODULE_TYPE): it has neither %s nor %s",
+			s.Kind, sourceNames[kernel.OpenKind], sourceNames[kernel.Proprietary])
+	}
+	return chosen, nil
 }
 
 // findPackaged finds the sources in a folder of unpacked packages: archives in Debian's,

@@ -68,11 +68,13 @@ func (s *Settings) Build(ctx context.Context) (made []Image, err error) {
 	}
 	var all []compiled
 	for n, release := range kernels {
-		c, err := s.compileHalves(ctx, d, release, n, work)
-		if err != nil {
-			return nil, err
+		for _, from := range d.sources {
+			c, err := s.compileHalves(ctx, from, release, n, work)
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, c)
 		}
-		all = append(all, c)
 	}
 	fabric, err := s.findFabric(ctx, work)
 	if err != nil {
@@ -82,10 +84,10 @@ func (s *Settings) Build(ctx context.Context) (made []Image, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := s.verifyAndSign(d, all); err != nil {
+	if err := s.verifyAndSign(all); err != nil {
 		return nil, err
 	}
-	return s.writeImages(common, d, all)
+	return s.writeImages(common, kernels, all)
 }
 
 // lock locks s.Out against other runs, until unlock is called or this process ends.
@@ -164,8 +166,10 @@ func (s *Settings) addCommon(ctx context.Context, base v1.Image, d driver, all [
 	if err := s.copyGlibc(baseRoot, root); err != nil {
 		return nil, err
 	}
-	if err := s.copyObjects(d, all, filepath.Join(root, "usr/src/nvidia-"+s.DriverVersion, sourceNames[d.kind])); err != nil {
-		return nil, err
+	for _, c := range all {
+		if err := c.copyObjects(filepath.Join(root, "usr/src/nvidia-"+s.DriverVersion, sourceNames[c.kind])); err != nil {
+			return nil, err
+		}
 	}
 	layers := []struct{ dir, at string }{{all[len(all)-1].tools, strings.TrimPrefix(link.ToolsDir, "/")}, {root, "driver"}}
 	if fabric != "" {
@@ -197,25 +201,23 @@ func (s *Settings) addCommon(ctx context.Context, base v1.Image, d driver, all [
 
 // copyObjects copies the objects that all kernels share from the sources. Halves name them by
 // path and digest.
-func (s *Settings) copyObjects(d driver, all []compiled, to string) error {
-	root, err := os.OpenRoot(d.source)
+func (c compiled) copyObjects(to string) error {
+	root, err := os.OpenRoot(c.dir)
 	if err != nil {
 		return err
 	}
 	defer root.Close() //nolint:errcheck // it is only read
-	for _, c := range all {
-		h, err := link.Read(filepath.Join(c.halves, image.HalvesName, string(d.kind)))
-		if err != nil {
-			return err
-		}
-		for _, m := range h.Modules {
-			for _, o := range m.Objects {
-				if o.Common == "" || fileExists(filepath.Join(to, o.Common)) {
-					continue
-				}
-				if err := copyObject(root, o, filepath.Join(to, o.Common)); err != nil {
-					return err
-				}
+	h, err := link.Read(c.halvesDir())
+	if err != nil {
+		return err
+	}
+	for _, m := range h.Modules {
+		for _, o := range m.Objects {
+			if o.Common == "" || fileExists(filepath.Join(to, o.Common)) {
+				continue
+			}
+			if err := copyObject(root, o, filepath.Join(to, o.Common)); err != nil {
+				return err
 			}
 		}
 	}
@@ -251,9 +253,9 @@ func copyObject(sources *os.Root, o link.Object, at string) error {
 
 // verifyAndSign verifies the built modules. If there is a key it signs them, and adds the
 // signatures to their halves. It runs no program that a container has produced.
-func (s *Settings) verifyAndSign(d driver, all []compiled) error {
+func (s *Settings) verifyAndSign(all []compiled) error {
 	for _, c := range all {
-		halves := filepath.Join(c.halves, image.HalvesName, string(d.kind))
+		halves := c.halvesDir()
 		h, err := link.Read(halves)
 		if err != nil {
 			return err
@@ -275,8 +277,8 @@ func (s *Settings) verifyAndSign(d driver, all []compiled) error {
 	return nil
 }
 
-// writeImages writes the images.
-func (s *Settings) writeImages(common v1.Image, d driver, all []compiled) ([]Image, error) {
+// writeImages writes the image of each kernel, with a layer for each kind of modules.
+func (s *Settings) writeImages(common v1.Image, kernels []string, all []compiled) ([]Image, error) {
 	next := s.Folder() + ".new"
 	if err := os.RemoveAll(next); err != nil {
 		return nil, err
@@ -286,23 +288,21 @@ func (s *Settings) writeImages(common v1.Image, d driver, all []compiled) ([]Ima
 		return nil, err
 	}
 	var made []Image
-	for _, c := range all {
-		h, err := link.Read(filepath.Join(c.halves, image.HalvesName, string(d.kind)))
-		if err != nil {
+	for _, release := range kernels {
+		i, tag := common, ""
+		if tag, err = s.tag(release); err != nil {
 			return nil, err
 		}
-		m := image.Modules{Kernel: c.release, Kind: string(d.kind), Version: s.DriverVersion, Names: h.Names()}
-		layer, err := image.NewLayer(c.halves, image.ModulesDir(c.release))
-		if err != nil {
-			return nil, err
-		}
-		i, err := image.AddLayer(common, layer, m)
-		if err != nil {
-			return nil, err
-		}
-		tag, err := s.tag(c.release)
-		if err != nil {
-			return nil, err
+		one := Image{Name: s.repository() + ":" + tag, Kernel: release}
+		for _, c := range all {
+			if c.release != release {
+				continue
+			}
+			var size int64
+			if i, size, err = s.addModules(i, c); err != nil {
+				return nil, err
+			}
+			one.LayerSize += size
 		}
 		if err := out.AppendImage(i, layout.WithAnnotations(map[string]string{refName: tag})); err != nil {
 			return nil, err
@@ -311,13 +311,28 @@ func (s *Settings) writeImages(common v1.Image, d driver, all []compiled) ([]Ima
 		if err != nil {
 			return nil, err
 		}
-		size, err := layer.Size()
-		if err != nil {
-			return nil, err
-		}
-		made = append(made, Image{Name: s.repository() + ":" + tag, Digest: digest.String(), Kernel: c.release, LayerSize: size})
+		one.Digest = digest.String()
+		made = append(made, one)
 	}
 	return made, errors.Join(os.RemoveAll(s.Folder()), os.Rename(next, s.Folder()))
+}
+
+// addModules adds a layer with the halves of one kind of modules to an image, and returns its size.
+func (s *Settings) addModules(i v1.Image, c compiled) (v1.Image, int64, error) {
+	h, err := link.Read(c.halvesDir())
+	if err != nil {
+		return nil, 0, err
+	}
+	layer, err := image.NewLayer(c.halves, image.ModulesDir(c.release))
+	if err != nil {
+		return nil, 0, err
+	}
+	m := image.Modules{Kernel: c.release, Kind: string(c.kind), Version: s.DriverVersion, Names: h.Names()}
+	if i, err = image.AddLayer(i, layer, m); err != nil {
+		return nil, 0, err
+	}
+	size, err := layer.Size()
+	return i, size, err
 }
 
 // Push pushes the images that Build has built.

@@ -12,10 +12,14 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/stretchr/testify/require"
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpuready/gpuready/driver/build/link"
+	"github.com/gpuready/gpuready/driver/image"
+	"github.com/gpuready/gpuready/driver/kernel"
 )
 
 // knownSettings returns settings that are complete on a machine of either architecture.
@@ -161,8 +165,9 @@ func TestSourcesOfPackages(t *testing.T) {
 		require.NoError(t, s.Complete())
 		d, err := s.findDriver(t.Context(), s.Kernels, t.TempDir())
 		require.NoError(t, err, name)
-		require.Equal(t, c.kind, string(d.kind), name)
-		require.FileExists(t, filepath.Join(d.source, "Kbuild"))
+		require.Len(t, d.sources, 1, name)
+		require.Equal(t, c.kind, string(d.sources[0].kind), name)
+		require.FileExists(t, filepath.Join(d.sources[0].dir, "Kbuild"))
 		s.Kind = map[string]string{"open": "proprietary", "proprietary": "open"}[c.kind]
 		_, err = s.findDriver(t.Context(), s.Kernels, t.TempDir())
 		require.ErrorContains(t, err, "has no sources of "+s.Kind+" modules", name)
@@ -171,6 +176,58 @@ func TestSourcesOfPackages(t *testing.T) {
 	require.NoError(t, s.Complete())
 	_, err = s.findDriver(t.Context(), s.Kernels, t.TempDir())
 	require.ErrorContains(t, err, "has neither .manifest, as NVIDIA's installer unpacks it, nor usr/src/nvidia*")
+}
+
+// A node chooses the kind by its GPUs. From branch 590 on, no GPU needs the proprietary one.
+func TestAutoCompilesEachKindThatSomeGPUNeeds(t *testing.T) {
+	both := map[kernel.Kind]string{kernel.OpenKind: t.TempDir(), kernel.Proprietary: t.TempDir()}
+	for _, c := range []struct {
+		version, kind string
+		have          map[kernel.Kind]string
+		want          []source
+	}{
+		{"580.95.05", "auto", both, []source{{kernel.OpenKind, both[kernel.OpenKind]}, {kernel.Proprietary, both[kernel.Proprietary]}}},
+		{"535.309.01", "auto", both, []source{{kernel.OpenKind, both[kernel.OpenKind]}, {kernel.Proprietary, both[kernel.Proprietary]}}},
+		{"590.48.01", "auto", both, []source{{kernel.OpenKind, both[kernel.OpenKind]}}},
+		{"590.48.01", "proprietary", both, []source{{kernel.Proprietary, both[kernel.Proprietary]}}},
+		{"580.95.05", "open", both, []source{{kernel.OpenKind, both[kernel.OpenKind]}}},
+		{"470.256.02", "auto", map[kernel.Kind]string{kernel.Proprietary: both[kernel.Proprietary]}, []source{{kernel.Proprietary, both[kernel.Proprietary]}}},
+	} {
+		s := knownSettings("debian12", func(s *Settings) { s.DriverVersion, s.Kind = c.version, c.kind })
+		got, err := s.chooseSources(c.have)
+		require.NoError(t, err)
+		require.Equal(t, c.want, got, c.version)
+	}
+}
+
+// Both kinds of modules for a kernel are in one image, each in a layer that its label names.
+func TestAnImageHasBothKinds(t *testing.T) {
+	s := knownSettings("debian12", func(s *Settings) { s.Out = t.TempDir() })
+	require.NoError(t, s.Complete())
+	var all []compiled
+	for _, release := range s.Kernels {
+		for _, kind := range []kernel.Kind{kernel.OpenKind, kernel.Proprietary} {
+			c := compiled{source: source{kind: kind}, release: release, halves: filepath.Join(t.TempDir(), release)}
+			require.NoError(t, os.MkdirAll(c.halvesDir(), 0o755))
+			require.NoError(t, link.Halves{Kind: string(kind)}.Write(c.halvesDir()))
+			all = append(all, c)
+		}
+	}
+	made, err := s.writeImages(empty.Image, s.Kernels, all)
+	require.NoError(t, err)
+	require.Len(t, made, len(s.Kernels))
+	index, err := layout.ImageIndexFromPath(s.Folder())
+	require.NoError(t, err)
+	manifest, err := index.IndexManifest()
+	require.NoError(t, err)
+	for n, m := range manifest.Manifests {
+		i, err := index.Image(m.Digest)
+		require.NoError(t, err)
+		modules, err := image.ListModules(i)
+		require.NoError(t, err)
+		require.Len(t, modules, 2)
+		require.Equal(t, []string{s.Kernels[n], "open", s.Kernels[n], "proprietary"}, []string{modules[0].Kernel, modules[0].Kind, modules[1].Kernel, modules[1].Kind})
+	}
 }
 
 // The C library of the base lies beside the programs of a driver.
@@ -207,8 +264,8 @@ func TestEachOperatingSystemHasAFolder(t *testing.T) {
 		"my-image ":                       {OS: "debian12", BuilderImage: "my-image"},
 		"docker.io/library/ubuntu:24.04 ": {OS: "ubuntu24.04"},
 	} {
-		image, rhel := s.builderImage(1)
-		require.Equal(t, want, image+" "+rhel)
+		builder, rhel := s.builderImage(1)
+		require.Equal(t, want, builder+" "+rhel)
 	}
 }
 

@@ -128,22 +128,26 @@ func (p *planner) handler(h runtime.Handler) error {
 		return p.doc.whole(fmt.Sprintf("%s is Docker's own runtime and cannot be another program; give the handler another name", h.Name))
 	}
 	key := join(runtimes, h.Name)
-	entry, err := p.doc.object(runtimes, h.Name)
+	all, err := p.doc.object(runtimes, h.Name)
 	if err != nil {
 		return err
+	}
+	var entry *hujson.Value
+	if m := find(all, h.Name); !isNull(m) {
+		if entry = &m.Value; entry.Value.Kind() != '{' {
+			return p.doc.odd(*entry, key, "an object, {…}")
+		}
 	}
 	field, before := "path", ""
 	for _, m := range membersOf(entry) {
 		switch name := text(m.Name); {
-		case strings.EqualFold(name, "path"): // as Go's JSON decoder matches names
-			if before != "" {
-				return p.doc.refuse(m.Name, key, "path is there twice, in other letters; dockerd takes the last: remove one")
-			}
-			if m.Value.Value.Kind() != '"' {
+		case strings.EqualFold(name, "path"): // as Go's JSON decoder matches names; the last applies
+			if k := m.Value.Value.Kind(); k != '"' && k != 'n' {
 				return p.doc.odd(m.Value, join(key, name), "a string")
 			}
 			field, before = name, raw(m.Value)
-		case strings.EqualFold(name, "runtimeType"), strings.EqualFold(name, "options"):
+		case isNull(&m):
+		case strings.EqualFold(name, "runtimeType") && raw(m.Value) != `""`, strings.EqualFold(name, "options") && raw(m.Value) != "{}":
 			return p.doc.refuse(m.Name, key, "this runtime is a containerd shim by its "+name+", which cannot have a path as well; remove it, or give the handler another name")
 		}
 	}
@@ -156,7 +160,7 @@ func (p *planner) setDefault(name string) error {
 	if name == "" {
 		return nil
 	}
-	all, err := p.doc.object(runtimes)
+	all, err := p.doc.object(runtimes, name)
 	if err != nil {
 		return err
 	}
@@ -166,7 +170,7 @@ func (p *planner) setDefault(name string) error {
 	}
 	before := ""
 	if m := p.doc.find(defaultRuntime); m != nil {
-		if m.Value.Value.Kind() != '"' {
+		if k := m.Value.Value.Kind(); k != '"' && k != 'n' {
 			return p.doc.odd(m.Value, defaultRuntime, "a string")
 		}
 		before = raw(m.Value)
@@ -183,13 +187,13 @@ func (p *planner) enableCDI() error {
 	if support == none {
 		return p.doc.whole("Docker " + p.place.Version + " has no CDI; 25.0 and newer have: ask for a handler instead, or upgrade Docker")
 	}
-	all, err := p.doc.object(features)
+	all, err := p.doc.object(features, cdi)
 	if err != nil {
 		return err
 	}
 	before := ""
 	if m := find(all, cdi); m != nil {
-		if k := m.Value.Value.Kind(); k != 't' && k != 'f' {
+		if k := m.Value.Value.Kind(); k != 't' && k != 'f' && k != 'n' { // null is false
 			return p.doc.odd(m.Value, join(features, cdi), "true or false")
 		}
 		before = raw(m.Value)
@@ -206,14 +210,16 @@ func (p *planner) addDirs(want []string) error {
 	have, before := runtime.DefaultCDIDirs, ""
 	m := p.doc.find(specDirs)
 	if m != nil {
+		before = raw(m.Value)
+	}
+	if !isNull(m) {
 		var err error
 		if have, err = p.list(m.Value); err != nil {
 			return err
 		}
-		before = raw(m.Value)
 	}
 	var missing []string
-	nothing := m != nil && (len(have) == 0 || len(have) == 1 && have[0] == "")
+	nothing := !isNull(m) && (len(have) == 0 || len(have) == 1 && have[0] == "")
 	if nothing {
 		have, missing = nil, slices.Clone(runtime.DefaultCDIDirs)
 	}
@@ -226,7 +232,7 @@ func (p *planner) addDirs(want []string) error {
 	}
 	after := list(slices.Concat(have, missing))
 	p.recordEdit(specDirs, before, after)
-	if m == nil || nothing {
+	if isNull(m) || nothing {
 		p.doc.set(after, specDirs)
 		return nil
 	}

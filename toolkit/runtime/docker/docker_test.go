@@ -138,36 +138,82 @@ func refusal(t *testing.T, text, version string, want runtime.Want) *runtime.Ref
 
 func TestUnreadableOrBreakingConfigurationsAreRefused(t *testing.T) {
 	for text, want := range map[string]string{
-		"{\n  \"runtimes\": []\n}":                             ":2:15: runtimes: this is a list and has to be an object",
-		`{"features": null}`:                                   ":1:14: features: this is null and has to be an object",
-		`{"features": {"cdi": "true"}}`:                        `:1:22: features.cdi: this is a string and has to be true or false`,
-		`{"runtimes": {"nvidia": "/x"}}`:                       ":1:25: runtimes.nvidia: this is a string",
-		`{"runtimes": {"nvidia": {"path": 1}}}`:                ":1:34: runtimes.nvidia.path: this is a number and has to be a string",
-		`{"runtimes": {"nvidia": {"path": "a", "Path": "b"}}}`: ":1:39: runtimes.nvidia: path is there twice, in other letters",
-		`{"runtimes": {"nvidia": {"runtimeType": "a.b"}}}`:     ":1:26: runtimes.nvidia: this runtime is a containerd shim by its runtimeType",
-		`{"default-runtime": true}`:                            ":1:21: default-runtime: this is true and has to be a string",
-		`{"cdi-spec-dirs": "/etc/cdi"}`:                        ":1:19: cdi-spec-dirs: this is a string and has to be a list",
-		`{"cdi-spec-dirs": ["/etc/cdi", 1]}`:                   ":1:32: cdi-spec-dirs: this is a number and has to be a directory",
-		`{"Runtimes": {}}`:                                     ":1:2: Runtimes: dockerd does not know this key in these letters; write it as runtimes",
-		"{\n\t// GPUs\n}":                                      ":2:2: dockerd's JSON has no comments",
-		"{\n\t\"a\": 1, # b\n}":                                ":2:10: dockerd's JSON has no comments",
-		"{\"é\": 1,\n \"b\": 2,\n}":                            ":3:1: dockerd's JSON has no comma after the last element",
-		`{"hosts": ["a",]}`:                                    ":1:16: dockerd's JSON has no comma after the last element",
-		"{\n \"a\": 1":                                         ":2:8: unexpected end of JSON input",
-		"{} {}":                                                ":1:4: invalid character '{' after top-level value",
-		"[]":                                                   ":1:1: this is a list and has to be an object",
-		"null":                                                 ":1:1: this is null",
-		"{\"a\": \"\xff\"}":                                    ":1:8: this is not UTF-8",
-		"\xff\xfe{\x00}\x00":                                   "it is UTF-16",
-		"{\n\"debug\": true,\n\"x\": [{\"a\": 1,\n \"a\": 2}]}": ":4:2: x.a: this key is there twice, first in line 3",
-		`{"runtimes": {}, "runt\u0069mes": {}}`:                 `:1:18: runtimes: this key is there twice`,
-		strings.Repeat("[", 1<<19):                              ":1:10001: invalid character '[' exceeded max depth",
+		"{\n  \"runtimes\": []\n}":                         ":2:15: runtimes: this is a list and has to be an object",
+		`{"features": {"cdi": "true"}}`:                    `:1:22: features.cdi: this is a string and has to be true or false`,
+		`{"runtimes": {"nvidia": "/x"}}`:                   ":1:25: runtimes.nvidia: this is a string",
+		`{"runtimes": {"nvidia": {"path": 1}}}`:            ":1:34: runtimes.nvidia.path: this is a number and has to be a string",
+		`{"runtimes": {"nvidia": {"runtimeType": "a.b"}}}`: ":1:26: runtimes.nvidia: this runtime is a containerd shim by its runtimeType",
+		`{"default-runtime": true}`:                        ":1:21: default-runtime: this is true and has to be a string",
+		`{"cdi-spec-dirs": "/etc/cdi"}`:                    ":1:19: cdi-spec-dirs: this is a string and has to be a list",
+		`{"cdi-spec-dirs": ["/etc/cdi", 1]}`:               ":1:32: cdi-spec-dirs: this is a number and has to be a directory",
+		`{"Runtimes": {}}`:                                 ":1:2: Runtimes: dockerd does not know this key in these letters; write it as runtimes",
+		"{\n\t// GPUs\n}":                                  ":2:2: dockerd's JSON has no comments",
+		"{\n\t\"a\": 1, # b\n}":                            ":2:10: dockerd's JSON has no comments",
+		"{\"é\": 1,\n \"b\": 2,\n}":                        ":3:1: dockerd's JSON has no comma after the last element",
+		`{"hosts": ["a",]}`:                                ":1:16: dockerd's JSON has no comma after the last element",
+		"{\n \"a\": 1":                                     ":2:8: unexpected end of JSON input",
+		"{} {}":                                            ":1:4: invalid character '{' after top-level value",
+		"[]":                                               ":1:1: this is a list and has to be an object",
+		"{\"a\": \"\xff\"}":                                ":1:8: this is not UTF-8",
+		"\xff\xfe{\x00}":                                   "it is UTF-16 with half a character",
+		strings.Repeat("[", 1<<19):                         ":1:10001: invalid character '[' exceeded max depth",
 	} {
 		require.ErrorContains(t, refusal(t, text, "27.0.1", all), config+map[bool]string{true: "", false: ": "}[want[0] == ':']+want, text)
 	}
 	require.ErrorContains(t, refusal(t, `{}`, "", runtime.Want{Default: "nvidia"}), "nvidia cannot be the default: it is not among the runtimes")
 	require.ErrorContains(t, refusal(t, `{}`, "", runtime.Want{Handlers: []runtime.Handler{{Name: "runc", Program: "/x"}}}), "Docker's own runtime")
 	require.ErrorContains(t, refusal(t, `{}`, "", runtime.Want{Handlers: []runtime.Handler{{Name: "nvidia", Program: "x"}}}), "absolute path")
+}
+
+// dockerd starts with null for what is not set, with keys that occur twice, and with UTF-16.
+func TestWhateverDockerdStartsWithIsAccepted(t *testing.T) {
+	const program = `"/usr/local/nvidia/gpuready/gpu-oci-runtime"`
+	for _, c := range []struct {
+		name, before, after string
+		want                runtime.Want
+	}{
+		{"null", "null\n", "{\n  \"features\": {\n    \"cdi\": true\n  }\n}\n", devices},
+		{"no runtimes", `{"runtimes": null}`, `{"runtimes": {"nvidia": {"path": ` + program + `}}}`, handler},
+		{"no runtimes, in lines", "{\n  \"runtimes\": null,\n  \"debug\": true\n}\n",
+			"{\n  \"runtimes\": {\n    \"nvidia\": {\n      \"path\": " + program + "\n    }\n  },\n  \"debug\": true\n}\n", handler},
+		{"no entry", `{"runtimes": {"nvidia": null}}`, `{"runtimes": {"nvidia": {"path": ` + program + `}}}`, handler},
+		{"no path", `{"runtimes": {"nvidia": {"path": null, "runtimeType": "", "options": null}}}`,
+			`{"runtimes": {"nvidia": {"path": ` + program + `, "runtimeType": "", "options": null}}}`, handler},
+		{"no features", `{"features": null}`, `{"features": {"cdi": true}}`, devices},
+		{"no value of a feature", `{"features": {"cdi": null}}`, `{"features": {"cdi": true}}`, devices},
+		{"no default", `{"default-runtime": null}`, `{"default-runtime": "runc"}`, runtime.Want{Default: "runc"}},
+		{"no directories", `{"cdi-spec-dirs": null, "features": {"cdi": true}}`,
+			`{"cdi-spec-dirs": ["/etc/cdi", "/var/run/cdi", "/x"], "features": {"cdi": true}}`, runtime.Want{CDI: true, CDIDirs: []string{"/x"}}},
+		{"another key twice", `{"debug": true, "x": [{"a": 1, "a": 2}], "debug": false}`,
+			`{"debug": true, "x": [{"a": 1, "a": 2}], "debug": false, "features": {"cdi": true}}`, devices},
+		{"the last default applies", `{"default-runtime": "runc", "default-runtime": "io.x.v1"}`,
+			`{"default-runtime": "runc", "default-runtime": "runc"}`, runtime.Want{Default: "runc"}},
+		{"objects are merged", `{"features": {"cdi": false}, "features": {"buildkit": true}}`, `{"features": {"cdi": true}, "features": {"buildkit": true}}`, devices},
+		{"a new member goes into the last", `{"runtimes": {"a": {"path": "/a"}}, "runt\u0069mes": {}}`,
+			`{"runtimes": {"a": {"path": "/a"}}, "runt\u0069mes": {"nvidia": {"path": ` + program + `}}}`, handler},
+		{"null forgets", `{"features": {"cdi": true}, "features": null}`, `{"features": {"cdi": true}, "features": {"cdi": true}}`, devices},
+		{"the last path applies", `{"runtimes": {"nvidia": {"path": "/a", "Path": "/b"}}}`, `{"runtimes": {"nvidia": {"path": "/a", "Path": ` + program + `}}}`, handler},
+		{"UTF-16", "\xff\xfe{\x00}\x00", utf16Text("{\n  \"features\": {\n    \"cdi\": true\n  }\n}"), devices},
+	} {
+		got, edits := plan(t, c.before, "27.5.1", c.want)
+		require.Equal(t, c.after, got, c.name)
+		require.Len(t, edits, 1, c.name)
+		again, edits := plan(t, got, "27.5.1", c.want)
+		require.Equal(t, got, again, c.name)
+		require.Empty(t, edits, c.name)
+	}
+	got, edits := plan(t, "null", "28.2.0", devices)
+	require.Equal(t, "null", got)
+	require.Empty(t, edits)
+}
+
+// utf16Text returns ASCII as little-endian UTF-16 with its mark.
+func utf16Text(s string) string {
+	data := "\xff\xfe"
+	for _, r := range s {
+		data += string(r) + "\x00"
+	}
+	return data
 }
 
 func TestOtherFieldsOfOurHandlerAreKept(t *testing.T) {

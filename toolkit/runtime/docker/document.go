@@ -2,11 +2,13 @@ package docker
 
 import (
 	"bytes"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"regexp"
+	"slices"
 	"strings"
+	"unicode/utf16"
 	"unicode/utf8"
 
 	"github.com/tailscale/hujson"
@@ -14,33 +16,42 @@ import (
 	"github.com/gpuready/gpuready/toolkit/runtime"
 )
 
-// mark is UTF-8's byte order mark, which dockerd accepts at the start since 23.0.
+// mark is UTF-8's byte order mark, which dockerd accepts at the start since 23.0, as those of UTF-16.
 var mark = []byte("\xef\xbb\xbf")
 
 // document is a JSON file that is changed in place.
 type document struct {
-	file string
-	mark []byte
-	text []byte       // after the mark
-	tree hujson.Value // of text; without a value if the file is empty
-	err  error        // the error of a failed change, of which none is known
+	file  string
+	mark  []byte
+	order binary.AppendByteOrder // of a file in UTF-16; nil: it is UTF-8
+	text  []byte                 // after the mark, in UTF-8
+	tree  hujson.Value           // of text; without a value if the file is empty
+	err   error                  // the error of a failed change, of which none is known
 }
 
-// parse reads a file as dockerd does, which accepts plain JSON. But it refuses a
-// duplicate key, because few people know which of the two applies.
+// parse reads a file as dockerd does, which accepts plain JSON, null for what is not set, and keys that
+// occur twice, of which the last applies.
 func parse(file string, data []byte) (*document, error) {
 	d := &document{file: file}
-	if bytes.HasPrefix(data, []byte("\xfe\xff")) || bytes.HasPrefix(data, []byte("\xff\xfe")) {
-		return nil, d.whole("it is UTF-16; save it as UTF-8")
+	switch {
+	case bytes.HasPrefix(data, []byte("\xfe\xff")):
+		d.order = binary.BigEndian
+	case bytes.HasPrefix(data, []byte("\xff\xfe")):
+		d.order = binary.LittleEndian
 	}
-	if rest, ok := bytes.CutPrefix(data, mark); ok {
+	if d.order != nil {
+		if len(data)%2 != 0 {
+			return nil, d.whole("it is UTF-16 with half a character at its end; nothing is changed")
+		}
+		d.mark, data = data[:2], decodeUTF16(data[2:], d.order.(binary.ByteOrder))
+	} else if rest, ok := bytes.CutPrefix(data, mark); ok {
 		d.mark, data = mark, rest
 	}
 	d.text = data
 	if at := invalid(data); at >= 0 {
 		return nil, d.at(at, "", "this is not UTF-8, and dockerd does not start with it; nothing is changed")
 	}
-	if len(bytes.TrimSpace(data)) == 0 {
+	if start := bytes.TrimSpace(data); len(start) == 0 || string(start) == "null" {
 		d.text = nil
 		return d, nil
 	}
@@ -54,7 +65,7 @@ func parse(file string, data []byte) (*document, error) {
 	if d.tree.Value.Kind() != '{' {
 		return nil, d.odd(d.tree, "", "an object, {…}")
 	}
-	return d, d.duplicates(&d.tree, "")
+	return d, nil
 }
 
 func (d *document) reparse() (err error) {
@@ -65,7 +76,25 @@ func (d *document) reparse() (err error) {
 }
 
 // bytes returns the new content of the file.
-func (d *document) bytes() []byte { return append(bytes.Clone(d.mark), d.text...) }
+func (d *document) bytes() []byte {
+	data := bytes.Clone(d.mark)
+	if d.order == nil {
+		return append(data, d.text...)
+	}
+	for _, unit := range utf16.Encode([]rune(string(d.text))) {
+		data = d.order.AppendUint16(data, unit)
+	}
+	return data
+}
+
+// decodeUTF16 returns UTF-16 as UTF-8.
+func decodeUTF16(data []byte, order binary.ByteOrder) []byte {
+	units := make([]uint16, len(data)/2)
+	for i := range units {
+		units[i] = order.Uint16(data[2*i:])
+	}
+	return []byte(string(utf16.Decode(units)))
+}
 
 // invalid returns the offset of the first byte that is not UTF-8, or -1.
 func invalid(data []byte) int {
@@ -96,33 +125,6 @@ func (d *document) syntax(err error) *runtime.Refusal {
 		message = "dockerd's JSON has no comma after the last element"
 	}
 	return d.at(at, "", message+"; dockerd does not start with it, and nothing is changed: mend it first")
-}
-
-// duplicates refuses keys that occur twice in an object.
-func (d *document) duplicates(v *hujson.Value, key string) error {
-	switch x := v.Value.(type) {
-	case *hujson.Object:
-		seen := map[string]int{}
-		for i := range x.Members {
-			m := &x.Members[i]
-			name := text(m.Name)
-			if first, ok := seen[name]; ok {
-				line, _ := d.position(first)
-				return d.refuse(m.Name, join(key, name), fmt.Sprintf("this key is there twice, first in line %d; dockerd takes the last, or both where they are objects: remove one", line))
-			}
-			seen[name] = m.Name.StartOffset
-			if err := d.duplicates(&m.Value, join(key, name)); err != nil {
-				return err
-			}
-		}
-	case *hujson.Array:
-		for i := range x.Elements {
-			if err := d.duplicates(&x.Elements[i], key); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
 }
 
 func (d *document) whole(message string) *runtime.Refusal {
@@ -174,9 +176,10 @@ func membersOf(object *hujson.Value) []hujson.ObjectMember {
 	return object.Value.(*hujson.Object).Members
 }
 
+// find returns the member of a name; of several, the last, which applies.
 func find(object *hujson.Value, name string) *hujson.ObjectMember {
 	all := membersOf(object)
-	for i := range all {
+	for i := range slices.Backward(all) {
 		if text(all[i].Name) == name {
 			return &all[i]
 		}
@@ -184,25 +187,34 @@ func find(object *hujson.Value, name string) *hujson.ObjectMember {
 	return nil
 }
 
-// object returns the object at the end of a path of keys, nil if there is none.
-func (d *document) object(path ...string) (*hujson.Value, error) {
-	if d.tree.Value == nil {
-		return nil, nil
-	}
-	at, key := &d.tree, ""
-	for _, name := range path {
-		key = join(key, name)
-		m := find(at, name)
-		if m == nil {
-			return nil, nil
+// object returns the file's object of a key that has, or is to have, a member of a name; nil if there is none.
+// dockerd merges the objects of a key that occurs twice, and forgets those before a null.
+func (d *document) object(key, name string) (*hujson.Value, error) {
+	var last *hujson.Value
+	all := d.members()
+	for i := range slices.Backward(all) {
+		m := &all[i]
+		if text(m.Name) != key {
+			continue
+		}
+		if isNull(m) {
+			break
 		}
 		if m.Value.Value.Kind() != '{' {
 			return nil, d.odd(m.Value, key, "an object, {…}")
 		}
-		at = &m.Value
+		if find(&m.Value, name) != nil {
+			return &m.Value, nil
+		}
+		if last == nil {
+			last = &m.Value
+		}
 	}
-	return at, nil
+	return last, nil
 }
+
+// isNull reports whether a member is missing or null, which is the same for dockerd.
+func isNull(m *hujson.ObjectMember) bool { return m == nil || m.Value.Value.Kind() == 'n' }
 
 // text returns a string's value.
 func text(v hujson.Value) string { return v.Value.(hujson.Literal).String() }

@@ -25,14 +25,19 @@ func (s style) deeper() style {
 // member formats a path of nested keys, the last with the value.
 func (s style) member(path []string, value string) string {
 	if len(path) > 1 {
-		in := s.deeper()
-		value = "{" + in.line + in.member(path[1:], value) + s.line + "}"
+		value = s.object(path[1:], value)
 	}
 	return quote(path[0]) + s.colon + value
 }
 
+// object formats an object with a path of nested keys, as the value of a key in this style.
+func (s style) object(path []string, value string) string {
+	in := s.deeper()
+	return "{" + in.line + in.member(path, value) + s.line + "}"
+}
+
 // set sets a key to a value, which is JSON text. Existing values on the way have to be
-// objects.
+// objects, or null.
 func (d *document) set(value string, path ...string) {
 	if d.tree.Value == nil {
 		s := style{line: "\n  ", unit: "  ", colon: ": "}
@@ -41,12 +46,25 @@ func (d *document) set(value string, path ...string) {
 	}
 	at := &d.tree
 	for i, name := range path {
-		m := find(at, name)
+		m, rest := find(at, name), path[i+1:]
 		if m == nil {
 			d.insert(at, path[i:], value)
 			return
 		}
-		at = &m.Value
+		if at = &m.Value; len(rest) == 0 {
+			break
+		}
+		if isNull(m) {
+			s := d.style()
+			for range i {
+				s = s.deeper()
+			}
+			value = s.object(rest, value)
+			break
+		}
+		if i == 0 {
+			at, _ = d.object(name, rest[0]) // an object, as planning has found
+		}
 	}
 	d.splice(at.StartOffset, at.EndOffset, value)
 }
