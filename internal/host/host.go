@@ -244,13 +244,27 @@ func (r *Root) ReadDirAtMost(name string, limit int) ([]fs.DirEntry, error) {
 
 // Names returns the names in a directory, in no order. ReadDir also stats each entry,
 // which takes ten times as long.
-func (r *Root) Names(name string) ([]string, error) {
+func (r *Root) Names(name string) ([]string, error) { return r.NamesAtMost(name, -1) }
+
+// NamesAtMost is like Names for a directory that may be endless: its error wraps ErrTooLarge if
+// there are more than limit names, unless limit is negative.
+func (r *Root) NamesAtMost(name string, limit int) ([]string, error) {
 	f, err := r.openDir(name)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	names, err := f.Readdirnames(-1)
+	most := limit + 1
+	if limit < 0 {
+		most = -1
+	}
+	names, err := f.Readdirnames(most)
+	if errors.Is(err, io.EOF) { // of an empty one
+		err = nil
+	}
+	if limit >= 0 && len(names) > limit {
+		return nil, wrap("readdir", name, fmt.Errorf("%w: more than %d names", ErrTooLarge, limit))
+	}
 	return names, wrap("readdir", name, err)
 }
 

@@ -11,7 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuready/gpuready/toolkit/hook/ldso"
+	"github.com/gpuready/gpuready/internal/library"
 )
 
 // plainLibrary returns a shared library of the given gcc arguments.
@@ -28,7 +28,7 @@ func plainLibrary(t *testing.T, args ...string) []byte {
 
 func TestErrorsNameAFewLibraries(t *testing.T) {
 	rootfs, state := bundled(t)
-	elf, err := library()
+	elf, err := soleLibrary()
 	require.NoError(t, err)
 	plain := plainLibrary(t)
 	put := func(name string, data []byte) {
@@ -75,7 +75,7 @@ func TestWarningsAreShort(t *testing.T) {
 // get into the cache, which everybody may read.
 func TestTheCacheNamesNothingOfAVolume(t *testing.T) {
 	rootfs, state := bundled(t)
-	elf, err := library()
+	elf, err := soleLibrary()
 	require.NoError(t, err)
 	volume := t.TempDir()
 	require.NoError(t, os.MkdirAll(volume+"/closed", 0o700))
@@ -90,7 +90,7 @@ func TestTheCacheNamesNothingOfAVolume(t *testing.T) {
 	require.NoError(t, err, stderr)
 	data, err := os.ReadFile(rootfs + "/etc/ld.so.cache")
 	require.NoError(t, err)
-	made, err := ldso.Parse(data)
+	made, err := library.ParseCache(data)
 	require.NoError(t, err)
 	for _, e := range made.Entries {
 		require.Equal(t, "/x", path.Dir(e.Path), "%+v", e)

@@ -21,9 +21,9 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuready/gpuready/internal/library"
 	"github.com/gpuready/gpuready/test/lab/built"
 	"github.com/gpuready/gpuready/toolkit/hook/joined"
-	"github.com/gpuready/gpuready/toolkit/hook/ldso"
 )
 
 // blindVariable makes this program become the hook that its arguments name, on a kernel that
@@ -67,7 +67,7 @@ func scratch(t testing.TB) string {
 	if _, err := exec.LookPath("runc"); err != nil {
 		t.Skip("there is no runc; .ci/packages.sh containers installs it")
 	}
-	_, err := library() // it is created in a directory that becomes read-only below
+	_, err := soleLibrary() // it is created in a directory that becomes read-only below
 	require.NoError(t, err)
 	runtime.LockOSThread() // for good: the thread ends with the goroutine
 	require.NoError(t, unix.Unshare(unix.CLONE_NEWNS|unix.CLONE_FS))
@@ -111,11 +111,11 @@ func newPod(dir, hook string) (*pod, error) {
 	}
 	p := &pod{dir: dir, image: dir + "/bundle/rootfs", outside: dir + "/outside", overlay: true}
 	p.hook, p.runs, p.watched = append([]string{hook}, joined.Args(all()...)...), 1, p.outside
-	elf, err := library()
+	elf, err := soleLibrary()
 	if err != nil {
 		return nil, err
 	}
-	cache := ldso.Cache{Entries: []ldso.Entry{{Name: "libz.so.1", Path: "/usr/lib/libz.so.1", Flags: 0x303}}}.Bytes()
+	cache := library.Cache{Entries: []library.Entry{{Name: "libz.so.1", Path: "/usr/lib/libz.so.1", Flags: 0x303}}}.Bytes()
 	err = errors.Join(os.MkdirAll(p.outside, 0o755),
 		writeFiles(p.image, map[string][]byte{
 			loader: elf, musl: elf, "/usr/lib/libz.so.1": elf, "/usr/local/cuda/compat/libcuda.so.999.1": elf,
@@ -182,7 +182,7 @@ func (p *pod) volume(name string, memory bool) (string, error) {
 			return "", err
 		}
 	}
-	elf, err := library()
+	elf, err := soleLibrary()
 	if err != nil {
 		return "", err
 	}
@@ -331,12 +331,12 @@ var pods atomic.Int64
 func (p *pod) close() { _ = unix.Unmount(p.dir, unix.MNT_DETACH) }
 
 // cache reads the container's own cache, in its path below any mounts.
-func (p *pod) cache() (ldso.Cache, error) {
+func (p *pod) cache() (library.Cache, error) {
 	data, err := os.ReadFile(p.dir + "/bundle/rootfs/etc/ld.so.cache")
 	if err != nil {
-		return ldso.Cache{}, err
+		return library.Cache{}, err
 	}
-	return ldso.Parse(data)
+	return library.ParseCache(data)
 }
 
 func bindMount(source, destination string, options ...string) oci.Mount {
@@ -430,7 +430,7 @@ func TestVolumesAreNotWrittenTo(t *testing.T) {
 				}
 				if c.own {
 					require.NoError(t, err)
-					require.True(t, slices.ContainsFunc(cache.Entries, func(e ldso.Entry) bool { return e.Name == "libcuda.so.1" }), "%v", cache)
+					require.True(t, slices.ContainsFunc(cache.Entries, func(e library.Entry) bool { return e.Name == "libcuda.so.1" }), "%v", cache)
 					require.Empty(t, o.message)
 					profile, err := os.ReadFile(p.dir + "/bundle/rootfs" + profilePath)
 					require.NoError(t, err)

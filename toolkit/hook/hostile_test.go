@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuready/gpuready/internal/library"
 	"github.com/gpuready/gpuready/test/lab/built"
 	"github.com/gpuready/gpuready/toolkit/hook/ldso"
 )
@@ -48,7 +49,7 @@ func TestOrdinaryContainer(t *testing.T) {
 	}
 	data, err := os.ReadFile(w.rootfs + "/etc/ld.so.cache")
 	require.NoError(t, err)
-	c, err := ldso.Parse(data)
+	c, err := library.ParseCache(data)
 	require.NoError(t, err)
 	require.Len(t, c.Entries, 2)
 	require.Equal(t, "/usr/local/cuda/compat/libcuda.so.999.1", c.Entries[1].Path, "newer than the driver's")

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuready/gpuready/internal/library"
 	"github.com/gpuready/gpuready/toolkit/hook/ldso"
 )
 
@@ -231,9 +232,9 @@ func TestMountsFromTheHostAreNotWrittenTo(t *testing.T) {
 func TestWhatOnlyRootMayReadIsNotCopied(t *testing.T) {
 	rootfs, state := bundled(t)
 	volume := t.TempDir()
-	elf, err := library()
+	elf, err := soleLibrary()
 	require.NoError(t, err)
-	cache := ldso.Cache{Entries: []ldso.Entry{{Name: "libsecret.so", Path: "/secret/libsecret.so", Flags: 0x303}}}.Bytes()
+	cache := library.Cache{Entries: []library.Entry{{Name: "libsecret.so", Path: "/secret/libsecret.so", Flags: 0x303}}}.Bytes()
 	for file, data := range map[string][]byte{rootfs + loader: elf, rootfs + musl: elf, rootfs + "/x/libcuda.so.1": elf, rootfs + "/v/none": nil, rootfs + "/etc/none": nil,
 		volume + "/path": []byte("secret\n"), volume + "/cache": cache} {
 		require.NoError(t, os.MkdirAll(path.Dir(file), 0o755))
@@ -246,7 +247,7 @@ func TestWhatOnlyRootMayReadIsNotCopied(t *testing.T) {
 	require.Equal(t, 2, strings.Count(stderr, "mount from the host"), stderr)
 	data, err := os.ReadFile(rootfs + "/etc/ld.so.cache")
 	require.NoError(t, err)
-	made, err := ldso.Parse(data)
+	made, err := library.ParseCache(data)
 	require.NoError(t, err)
 	require.Len(t, made.Entries, 1)
 	require.Equal(t, "libcuda.so.1", made.Entries[0].Name)

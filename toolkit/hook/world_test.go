@@ -18,9 +18,9 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuready/gpuready/internal/library"
 	"github.com/gpuready/gpuready/test/lab/built"
 	"github.com/gpuready/gpuready/toolkit/hook/joined"
-	"github.com/gpuready/gpuready/toolkit/hook/ldso"
 )
 
 // world is a container on which the built hook runs, and a tree next to it that the hook must
@@ -47,8 +47,8 @@ func loaders() (glibc, musl, path string) {
 	return "/lib64/ld-linux-x86-64.so.2", "/lib/ld-musl-x86_64.so.1", "/etc/ld-musl-x86_64.path"
 }
 
-// library returns a shared library with a soname, which is built once.
-var library = sync.OnceValues(func() ([]byte, error) {
+// soleLibrary returns a shared library with a soname, which is built once.
+var soleLibrary = sync.OnceValues(func() ([]byte, error) {
 	dir, err := os.MkdirTemp("", "library")
 	if err != nil {
 		return nil, err
@@ -69,12 +69,12 @@ func newWorld(t testing.TB, hook string) *world {
 	w := &world{t: t, hook: hook, bundle: t.TempDir(), canary: t.TempDir()}
 	w.rootfs = w.bundle + "/rootfs"
 	t.Cleanup(func() { _ = exec.Command("rm", "-rf", w.rootfs).Run() }) // deeper than os.RemoveAll can remove
-	elf, err := library()
+	elf, err := soleLibrary()
 	require.NoError(t, err)
 	for _, f := range []string{loader, musl, libs + "/libcuda.so.570.1", "/usr/lib/libz.so.1", "/usr/local/cuda/compat/libcuda.so.999.1"} {
 		w.write(w.rootfs+f, elf)
 	}
-	cache := ldso.Cache{Entries: []ldso.Entry{{Name: "libz.so.1", Path: "/usr/lib/libz.so.1", Flags: 0x303}}}.Bytes()
+	cache := library.Cache{Entries: []library.Entry{{Name: "libz.so.1", Path: "/usr/lib/libz.so.1", Flags: 0x303}}}.Bytes()
 	w.write(w.rootfs+"/etc/ld.so.cache", cache)
 	w.write(w.rootfs+"/etc/ld.so.conf", []byte("include /etc/ld.so.conf.d/*.conf\n"))
 	w.write(w.rootfs+"/etc/ld.so.conf.d/a.conf", []byte("/usr/local/lib\n"))

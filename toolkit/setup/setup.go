@@ -126,7 +126,7 @@ type Wanted struct {
 	Items    []apply.Item
 	Specs    []nodestate.Spec
 	Driver   nodestate.DriverInfo
-	Warnings []string // the devices that were left out, and why
+	Warnings []string // the devices and files that were left out, and why
 	Owner    string   // another file that defines nvidia.com/gpu
 	Others   []string // other files that define further kinds that are not only ours
 	Conflict string   // a problem with names that only we define, "" if none
@@ -174,7 +174,7 @@ func (t *Toolkit) Want(s gpu.Snapshot) (Wanted, error) {
 	}
 	hook := apply.Item{Path: path.Join(t.Config.InstallDir, HookName), File: &apply.File{From: t.Config.HookProgram, Mode: 0o755}}
 	out := spec.Build(spec.Input{Files: t.cache.files, Around: around, Snapshot: s, Nodes: nodes, DriverRoot: driverRoot, DevRoot: devRoot, Hook: hook.Path})
-	w.Warnings = out.Warnings
+	w.Warnings = slices.Concat(out.Warnings, t.cache.files.Warnings, around.Warnings)
 	// Specifications come last: a name must not resolve before its files exist.
 	w.Items = append(nodes.Items(t.Root, devRoot), hook)
 	if err := t.removeStale(&w); err != nil {

@@ -24,6 +24,8 @@ type Peripherals struct {
 	DRM    map[gpu.PCIAddress][]Node // for graphics, of each GPU
 	Nodes  map[string][]Node         // by their kind
 	Mounts map[string][]Mount        // by their kind
+
+	Warnings []string // what was left out, and why
 }
 
 // peripherals are the device nodes of each kind other than GPUs, as in the reference
@@ -64,7 +66,7 @@ func FindPeripherals(root *host.Root, driverRoot, devRoot string, s gpu.Snapshot
 	}
 	slices.SortFunc(a.Nodes[cdi.KindIMEX], func(x, y Node) int { return cmp.Compare(channel(x), channel(y)) })
 	if len(a.Nodes[cdi.KindGDS]) > 0 {
-		a.Mounts[cdi.KindGDS] = storage(root, driverRoot)
+		a.Mounts[cdi.KindGDS], a.Warnings = storage(root, driverRoot)
 	}
 	return a, a.findDRM(root, driverRoot, devRoot, s)
 }
@@ -102,20 +104,27 @@ func devices(root *host.Root, devRoot, dir, pattern string) ([]Node, error) {
 	return nil, nil
 }
 
-// storage returns the mounts that programs with GPUDirect Storage read.
-func storage(root *host.Root, driverRoot string) []Mount {
-	var mounts []Mount
+// storage returns the mounts that programs with GPUDirect Storage read, and warnings of those left out.
+func storage(root *host.Root, driverRoot string) (mounts []Mount, warnings []string) {
 	for p, wanted := range map[string]func(fs.FileMode) bool{"/run/udev": fs.FileMode.IsDir, "/etc/cufile.json": fs.FileMode.IsRegular} {
 		real, err := root.Resolve(path.Join("/", driverRoot, p))
 		if err != nil {
 			continue
 		}
-		if info, err := root.Lstat(real); err == nil && wanted(info.Mode()) && exposed(root, real, map[string]bool{}) == nil {
+		if info, err := root.Lstat(real); err != nil || !wanted(info.Mode()) {
+			continue
+		}
+		switch dir, err := exposed(root, real, map[string]bool{}); {
+		case err != nil:
+		case dir != "":
+			warnings = append(warnings, explainExposed(root.Path(real), root.Path(dir), 0))
+		default:
 			mounts = append(mounts, Mount{Host: real, Container: p, Options: readOnly})
 		}
 	}
 	slices.SortFunc(mounts, func(a, b Mount) int { return cmp.Compare(a.Container, b.Container) })
-	return mounts
+	slices.Sort(warnings)
+	return mounts, warnings
 }
 
 // findDRM finds the graphics nodes of each GPU by its address, as the kernel lists them in

@@ -6,7 +6,6 @@ package spec
 import (
 	"errors"
 	"fmt"
-	"path"
 	"slices"
 	"strings"
 
@@ -30,6 +29,8 @@ type Files struct {
 	Links   []string // "target::path", to be created in the container
 	Folders []string // directories for the container's loader
 	Env     []string
+
+	Warnings []string // what was left out, and why
 }
 
 // invisible prevents NVIDIA's container runtime, if present, from adding further GPUs to
@@ -59,20 +60,23 @@ func Find(root *host.Root, driverRoot, version string) (Files, error) {
 		return Files{}, fmt.Errorf("driver root %s: %w", driverRoot, err)
 	}
 	defer inside.Close()
-	f := &finder{machine: root, root: inside, at: at, version: version, lists: map[string][]string{}, private: map[string]bool{}}
+	f := &finder{
+		machine: root, root: inside, at: at, version: version, lists: map[string][]string{}, private: map[string]bool{},
+		taken: map[string]string{}, refused: map[string]error{}, leftOut: map[string][]string{},
+	}
 	f.Version = version
-	libraries, err := f.libraryDir(driverRoot)
+	cuda, err := f.addLibraries(driverRoot)
 	if err != nil {
 		return Files{}, err
 	}
-	f.addLibraries(libraries)
-	f.graphics(libraries)
-	f.xorg(libraries)
+	f.graphics()
+	f.xorg()
 	f.configuration()
 	f.firmware()
-	f.programs(libraries)
+	f.programs(cuda)
 	f.sockets()
-	f.Env = []string{"NVIDIA_CTK_LIBCUDA_DIR=" + libraries, invisible}
+	f.Env = []string{"NVIDIA_CTK_LIBCUDA_DIR=" + strings.Join(f.libraries, ":"), invisible}
+	f.warn()
 	if err := errors.Join(f.errs...); err != nil {
 		return Files{}, fmt.Errorf("driver root %s: find the files of driver %s: %w", driverRoot, version, err)
 	}
@@ -80,29 +84,19 @@ func Find(root *host.Root, driverRoot, version string) (Files, error) {
 	return f.Files, nil
 }
 
-// libraryDir returns the directory of libcuda of this version below the driver root.
-func (f *finder) libraryDir(driverRoot string) (string, error) {
-	for _, dir := range libraryDirs() {
-		if found := f.match(dir, "libcuda.so."+f.version); len(found) > 0 {
-			return path.Dir(found[0]), nil
-		}
-	}
-	for _, dir := range libraryDirs() {
-		if len(f.match(dir, "libnvidia-ml.so."+f.version)) > 0 {
-			return "", fmt.Errorf("%w: no libcuda.so.%s below %s, only libnvidia-ml; install the driver's compute libraries there (libcuda1, nvidia-driver-cuda-libs, or the installer without --no-…-libs)", ErrNoCUDA, f.version, driverRoot)
-		}
-	}
-	return "", fmt.Errorf("driver root %s: no libcuda.so.%s and no libnvidia-ml.so.%[2]s in %s: %w", driverRoot, f.version, strings.Join(libraryDirs(), ", "), errors.Join(append(f.errs, errGone)...))
-}
-
 // errGone means that the files of a driver have vanished.
 var errGone = errors.New("the driver's files do not exist")
 
 // normalise sorts everything independently of the order of directories, and removes
-// duplicates.
+// duplicates. A link is one where a file is mounted.
 func (f *Files) normalise() {
 	slices.SortStableFunc(f.Mounts, func(a, b Mount) int { return strings.Compare(a.Container, b.Container) })
 	f.Mounts = slices.CompactFunc(f.Mounts, func(a, b Mount) bool { return a.Container == b.Container })
+	f.Links = slices.DeleteFunc(f.Links, func(link string) bool {
+		_, at, _ := strings.Cut(link, "::")
+		_, mounted := slices.BinarySearchFunc(f.Mounts, at, func(m Mount, at string) int { return strings.Compare(m.Container, at) })
+		return mounted
+	})
 	for _, list := range []*[]string{&f.Links, &f.Folders, &f.Env} {
 		slices.Sort(*list)
 		*list = slices.Compact(*list)

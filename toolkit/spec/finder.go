@@ -4,12 +4,14 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"path"
 	"slices"
 	"strings"
 	"syscall"
 
 	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/internal/library"
 )
 
 // finder finds files below one driver root.
@@ -22,6 +24,12 @@ type finder struct {
 	lists   map[string][]string // names in the directories read, by their real path
 	errs    []error             // errors of reading
 	private map[string]bool     // directories that others cannot change, see exposed
+
+	folders   []library.Folder    // that may hold libraries
+	libraries []string            // folders that do
+	taken     map[string]string   // the libraries added, by their names
+	refused   map[string]error    // why a file of a name is left out, see leaveOut
+	leftOut   map[string][]string // the files left out, by the world-writable directory above them
 }
 
 // absent reports whether an error means that a path does not exist.
@@ -45,7 +53,7 @@ func (f *finder) read(dir string) (real string, names []string) {
 	}
 	names, known := f.lists[real]
 	if !known {
-		names, err = f.root.Names(real)
+		names, err = library.Names(f.root, real)
 		f.failed(err)
 		f.lists[real] = names
 	}
@@ -78,7 +86,7 @@ func (f *finder) match(dir, pattern string) []string {
 	return found
 }
 
-// file resolves a path and reports whether the file has the wanted mode. It refuses a file
+// file resolves a path and reports whether the file has the wanted mode. It leaves out a file
 // in a world-writable directory.
 func (f *finder) file(p string, wanted func(fs.FileMode) bool) (real string, ok bool) {
 	real, err := f.root.Resolve(p)
@@ -89,24 +97,53 @@ func (f *finder) file(p string, wanted func(fs.FileMode) bool) (real string, ok 
 	if f.failed(err) || !wanted(info.Mode()) {
 		return "", false
 	}
-	if f.failed(exposed(f.root, real, f.private)) {
+	dir, err := exposed(f.root, real, f.private)
+	if f.failed(err) {
+		return "", false
+	}
+	if dir != "" {
+		f.leaveOut(path.Base(p), real, dir)
 		return "", false
 	}
 	return real, true
 }
 
-// exposed returns an error if a directory above a real path is world-writable, as /tmp is.
+// leaveOut records that a file is not mounted, because the directory dir above it is world-writable.
+func (f *finder) leaveOut(name, real, dir string) {
+	if !slices.Contains(f.leftOut[dir], real) {
+		f.leftOut[dir] = append(f.leftOut[dir], real)
+	}
+	f.refused[name] = errors.New(explainExposed(f.root.Path(real), f.root.Path(dir), 0))
+}
+
+// warn adds a warning for each world-writable directory with files that are left out.
+func (f *finder) warn() {
+	for _, dir := range slices.Sorted(maps.Keys(f.leftOut)) {
+		files := f.leftOut[dir]
+		f.Warnings = append(f.Warnings, explainExposed(f.root.Path(files[0]), f.root.Path(dir), len(files)-1))
+	}
+}
+
+// explainExposed says why a file, and more of them, are not mounted.
+func explainExposed(file, dir string, more int) string {
+	if more > 0 {
+		file = fmt.Sprintf("%s and %d more", file, more)
+	}
+	return fmt.Sprintf("%s cannot be mounted into containers: %s is world-writable; move it, or remove the permission (chmod o-w)", file, dir)
+}
+
+// exposed returns the directory above a real path that is world-writable, as /tmp is, "" if none is.
 // A container with a hostPath volume there could replace the file, and every container
 // with a GPU would get that. exposed records the other directories in private.
-func exposed(root *host.Root, real string, private map[string]bool) error {
+func exposed(root *host.Root, real string, private map[string]bool) (dir string, err error) {
 	var passed []string
 	for dir := path.Dir(real); !private[dir]; dir = path.Dir(dir) {
 		info, err := root.Lstat(dir)
 		if err != nil {
-			return err
+			return "", err
 		}
 		if info.Mode()&0o002 != 0 {
-			return fmt.Errorf("%s cannot be mounted into containers: %s is world-writable; move it, or remove the permission (chmod o-w)", root.Path(real), root.Path(dir))
+			return dir, nil
 		}
 		if passed = append(passed, dir); dir == "/" {
 			break
@@ -115,7 +152,7 @@ func exposed(root *host.Root, real string, private map[string]bool) error {
 	for _, dir := range passed {
 		private[dir] = true
 	}
-	return nil
+	return "", nil
 }
 
 // mount adds a mount of a real path below the driver root.

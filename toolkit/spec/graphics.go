@@ -11,12 +11,15 @@ import (
 // configDirs are the directories of drivers' configuration.
 var configDirs = []string{"/etc", "/usr/local/share", "/usr/share"}
 
-// graphics adds the libraries for EGL, which have versions of their own.
-func (f *finder) graphics(dir string) {
+// graphics adds the libraries for EGL, which have versions of their own, from the first folder that has one.
+func (f *finder) graphics() {
+	dirs := slices.Clone(f.libraries)
+	for _, folder := range f.folders {
+		dirs = append(dirs, folder.Path)
+	}
 	for _, pattern := range []string{"libnvidia-egl-gbm.so.*.*", "libnvidia-egl-wayland.so.*.*", "libnvidia-egl-wayland2.so.*.*", "libnvidia-egl-xcb.so.*.*", "libnvidia-egl-xlib.so.*.*"} {
-		for _, d := range append([]string{dir}, libraryDirs()...) {
-			if found := f.match(d, pattern); len(found) > 0 {
-				f.addLibrary(found[0])
+		for _, d := range dirs {
+			if found := f.match(d, pattern); len(found) > 0 && f.addLibrary(found[0]) {
 				break
 			}
 		}
@@ -24,17 +27,16 @@ func (f *finder) graphics(dir string) {
 }
 
 // xorg adds the X server's driver.
-func (f *finder) xorg(dir string) {
+func (f *finder) xorg() {
+	modules := []string{"/usr/lib/xorg/modules", "/usr/lib64/xorg/modules", "/usr/X11R6/lib/modules", "/usr/X11R6/lib64/modules"}
 	var dirs []string
-	for _, base := range []string{dir, "/usr/lib", "/usr/lib64", "/usr/X11R6/lib", "/usr/X11R6/lib64"} {
-		modules := path.Join(base, "xorg/modules")
-		if strings.Contains(base, "X11R6") {
-			modules = path.Join(base, "modules")
-		} else if base == dir {
-			dirs = append(dirs, path.Join(dir, "nvidia/xorg"))
-		}
+	for _, dir := range f.libraries {
+		dirs = append(dirs, dir, path.Join(dir, "nvidia/xorg"))
+		modules = append(modules, path.Join(dir, "xorg/modules"))
+	}
+	for _, dir := range modules {
 		for _, sub := range []string{"drivers", "extensions", "updates/drivers", "updates/extensions"} {
-			dirs = append(dirs, path.Join(modules, sub))
+			dirs = append(dirs, path.Join(dir, sub))
 		}
 	}
 	for _, name := range []string{"nvidia_drv.so", "libglxserver_nvidia.so." + f.version} {

@@ -25,12 +25,17 @@ var pathDirs = []string{"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/
 // GKE's Container-Optimized OS.
 const installerDir = "/usr/local/nvidia/bin"
 
-// programs adds the first program of each name. The directory beside that of the driver's
-// libraries comes first, because a program there is of the same driver.
-func (f *finder) programs(libraries string) {
+// programs adds the first program of each name. The directory beside libcuda's comes first, because a
+// program there is of the same driver. Folders that only the driver uses may hold programs, too.
+func (f *finder) programs(cuda string) {
 	dirs := append(slices.Clip(pathDirs), installerDir)
-	if beside := path.Join(path.Dir(libraries), "bin"); !slices.Contains(pathDirs, beside) {
+	if beside := path.Join(path.Dir(cuda), "bin"); !slices.Contains(pathDirs, beside) {
 		dirs = append([]string{beside}, dirs...)
+	}
+	for _, folder := range f.folders {
+		if folder.Whole {
+			dirs = append(dirs, folder.Path)
+		}
 	}
 	for _, name := range programs {
 		for _, dir := range dirs {

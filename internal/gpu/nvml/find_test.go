@@ -2,8 +2,10 @@ package nvml
 
 import (
 	"debug/elf"
+	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -12,8 +14,11 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
-// library returns the head of an ELF library, up to its machine type.
-func library(class elf.Class, m elf.Machine) string {
+// machine is the ELF machine type that this process can load.
+var machine = map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}[runtime.GOARCH]
+
+// elfHead returns the head of an ELF library, up to its machine type.
+func elfHead(class elf.Class, m elf.Machine) string {
 	head := make([]byte, 64)
 	copy(head, elf.ELFMAG)
 	head[elf.EI_CLASS] = byte(class)
@@ -21,7 +26,7 @@ func library(class elf.Class, m elf.Machine) string {
 	return string(head)
 }
 
-func ours() string { return library(elf.ELFCLASS64, machine) }
+func ours() string { return elfHead(elf.ELFCLASS64, machine) }
 
 // driverRoot makes files below a new directory; "-> target" makes a link.
 func driverRoot(t *testing.T, files map[string]string) string {
@@ -42,7 +47,7 @@ func driverRoot(t *testing.T, files map[string]string) string {
 }
 
 func TestFindLibrary(t *testing.T) {
-	triplet := strings.TrimPrefix(directories()[1], "/usr/lib/")
+	triplet := map[string]string{"amd64": "x86_64-linux-gnu", "arm64": "aarch64-linux-gnu"}[runtime.GOARCH]
 	for name, c := range map[string]struct {
 		files map[string]string
 		want  string // below the root; "" none
@@ -52,8 +57,8 @@ func TestFindLibrary(t *testing.T) {
 		"merged /usr":        {map[string]string{"/lib64": "-> usr/lib", "/usr/lib/libnvidia-ml.so.1": ours()}, "/usr/lib/libnvidia-ml.so.1"},
 		"absolute link":      {map[string]string{"/usr/lib64/libnvidia-ml.so.1": "-> /opt/nvidia/ml", "/opt/nvidia/ml": ours()}, "/opt/nvidia/ml"},
 		"link out of it":     {map[string]string{"/usr/lib64/libnvidia-ml.so.1": "-> ../../../../../../../../opt/ml", "/opt/ml": ours()}, "/opt/ml"},
-		"32-bit is not ours": {map[string]string{"/usr/lib/libnvidia-ml.so.1": library(elf.ELFCLASS32, elf.EM_386), "/lib/libnvidia-ml.so.1": ours()}, "/lib/libnvidia-ml.so.1"},
-		"other machine":      {map[string]string{"/usr/lib64/libnvidia-ml.so.1": library(elf.ELFCLASS64, elf.EM_RISCV)}, ""},
+		"32-bit is not ours": {map[string]string{"/usr/lib/libnvidia-ml.so.1": elfHead(elf.ELFCLASS32, elf.EM_386), "/lib/libnvidia-ml.so.1": ours()}, "/lib/libnvidia-ml.so.1"},
+		"other machine":      {map[string]string{"/usr/lib64/libnvidia-ml.so.1": elfHead(elf.ELFCLASS64, elf.EM_RISCV)}, ""},
 		"a text":             {map[string]string{"/usr/lib64/libnvidia-ml.so.1": "INPUT(libnvidia-ml.so)"}, ""},
 		"a directory":        {map[string]string{"/usr/lib64/libnvidia-ml.so.1/x": ""}, ""},
 		"dangling":           {map[string]string{"/usr/lib64/libnvidia-ml.so.1": "-> libnvidia-ml.so.580"}, ""},
@@ -89,6 +94,27 @@ func TestFindLibraryBelowADriverRootOfTheHost(t *testing.T) {
 	_, err = FindLibrary(root, "/run/nvidia/nothing")
 	require.ErrorIs(t, err, gpu.ErrNoDriver)
 	require.ErrorContains(t, err, "not there yet")
+}
+
+func TestLibraryOfTheLoadedModuleIsPreferred(t *testing.T) {
+	files := map[string]string{
+		"/usr/lib64/libnvidia-ml.so.1":                      "-> libnvidia-ml.so.535.309.01",
+		"/usr/lib64/libnvidia-ml.so.535.309.01":             ours(),
+		"/usr/local/nvidia/lib64/libnvidia-ml.so.1":         "-> libnvidia-ml.so.580.95.05",
+		"/usr/local/nvidia/lib64/libnvidia-ml.so.580.95.05": ours(),
+	}
+	const line = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  %s  Tue Sep 23 15:38:06 UTC 2025\n"
+	for module, want := range map[string]string{
+		"580.95.05":  "/usr/local/nvidia/lib64/libnvidia-ml.so.580.95.05",
+		"535.309.01": "/usr/lib64/libnvidia-ml.so.535.309.01",
+		"570.1":      "/usr/lib64/libnvidia-ml.so.535.309.01", // none is of it
+	} {
+		files["/proc/driver/nvidia/version"] = fmt.Sprintf(line, module)
+		root := driverRoot(t, files)
+		got, err := FindLibrary(root, "/")
+		require.NoError(t, err)
+		require.Equal(t, root+want, got, "module %s", module)
+	}
 }
 
 func TestLibraryRemovedMeanwhileIsNotFound(t *testing.T) {

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/internal/library"
 	"github.com/gpuready/gpuready/toolkit/hook/rootfs"
 )
 
@@ -46,7 +47,7 @@ func (f *folder) close() { _ = f.dir.Close() }
 
 // names returns an entry for each name of the library base, which is a file or a link to
 // one: its soname, and the plain ".so" if the driver or a hook created one.
-func (f *folder) names(base string) []Entry {
+func (f *folder) names(base string) []library.Entry {
 	name, link, err := f.soname(base)
 	if err != nil {
 		return nil
@@ -55,14 +56,14 @@ func (f *folder) names(base string) []Entry {
 	if name == "" {
 		name = base
 	}
-	flags, _ := kind()
-	e := Entry{Name: name, Path: path.Join(f.name, name), Flags: flags}
+	flags := library.Flags()
+	e := library.Entry{Name: name, Path: path.Join(f.name, name), Flags: flags}
 	if name != base && !leads(name) { // use the file itself, which cannot lead elsewhere
 		e.Path = path.Join(f.name, base)
 	}
-	entries := []Entry{e}
+	entries := []library.Entry{e}
 	if stem, _, ok := strings.Cut(base, ".so"); ok && stem+".so" != name && leads(stem+".so") {
-		entries = append(entries, Entry{Name: stem + ".so", Path: path.Join(f.name, stem+".so"), Flags: flags})
+		entries = append(entries, library.Entry{Name: stem + ".so", Path: path.Join(f.name, stem+".so"), Flags: flags})
 	}
 	return entries
 }
@@ -97,7 +98,7 @@ func (f *folder) soname(base string) (name string, link bool, err error) {
 				return "", false, err
 			}
 		}
-		name, err = soname(f.file.reset(file))
+		name, err = library.Soname(f.file.reset(file))
 		return name, false, err
 	}
 	open := f.root.OpenFile
@@ -109,7 +110,7 @@ func (f *folder) soname(base string) (name string, link bool, err error) {
 		return "", true, err
 	}
 	defer file.Close()
-	name, err = soname(f.file.reset(file))
+	name, err = library.Soname(f.file.reset(file))
 	return name, true, err
 }
 

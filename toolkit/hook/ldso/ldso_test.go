@@ -1,8 +1,6 @@
 package ldso
 
 import (
-	"debug/elf"
-	"encoding/binary"
 	"fmt"
 	"io/fs"
 	"os"
@@ -18,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
+	"github.com/gpuready/gpuready/internal/library"
 	"github.com/gpuready/gpuready/test/lab/built"
 	"github.com/gpuready/gpuready/toolkit/hook/rootfs"
 )
@@ -60,8 +59,8 @@ func copyFile(t testing.TB, from, to string) {
 	require.NoError(t, built.WriteProgram(to, data, 0o755))
 }
 
-// library compiles a shared library whose function answer returns n.
-func library(t testing.TB, file, soname string, n int) {
+// compile compiles a shared library whose function answer returns n.
+func compile(t testing.TB, file, soname string, n int) {
 	t.Helper()
 	require.NoError(t, os.MkdirAll(filepath.Dir(file), 0o755))
 	gcc(t, fmt.Sprintf("int answer(void) { return %d; }", n), "-shared", "-fPIC", "-Wl,-soname,"+soname, "-o", file)
@@ -75,16 +74,16 @@ func gcc(t testing.TB, source string, args ...string) {
 	require.NoError(t, err, string(out))
 }
 
-func readCache(t testing.TB, dir string) Cache {
+func readCache(t testing.TB, dir string) library.Cache {
 	t.Helper()
 	data, err := os.ReadFile(dir + cachePath)
 	require.NoError(t, err)
-	c, err := Parse(data)
+	c, err := library.ParseCache(data)
 	require.NoError(t, err)
 	return c
 }
 
-func (c Cache) find(name string) []string {
+func find(c library.Cache, name string) []string {
 	var paths []string
 	for _, e := range c.Entries {
 		if e.Name == name {
@@ -96,19 +95,19 @@ func (c Cache) find(name string) []string {
 
 func TestUpdateMergesIntoTheImagesOwnCache(t *testing.T) {
 	dir, root := image(t)
-	library(t, dir+"/opt/app/libapp.so.3.2", "libapp.so.3", 1)
-	library(t, dir+"/opt/stale/libcuda.so.1", "libcuda.so.1", 2)
+	compile(t, dir+"/opt/app/libapp.so.3.2", "libapp.so.3", 1)
+	compile(t, dir+"/opt/stale/libcuda.so.1", "libcuda.so.1", 2)
 	require.NoError(t, os.WriteFile(dir+"/etc-conf", []byte("/opt/app\n/opt/stale\n"), 0o644))
 	ldconfig(t, "-r", dir, "-f", "/etc-conf", "-C", "/cache")
 	require.NoError(t, os.MkdirAll(dir+"/etc", 0o755))
 	require.NoError(t, os.Rename(dir+"/cache", dir+cachePath))
 	before := readCache(t, dir)
-	require.Equal(t, []string{"/opt/stale/libcuda.so.1"}, before.find("libcuda.so.1"))
+	require.Equal(t, []string{"/opt/stale/libcuda.so.1"}, find(before, "libcuda.so.1"))
 
-	library(t, dir+"/driver/libcuda.so.580.95.05", "libcuda.so.1", 3)
+	compile(t, dir+"/driver/libcuda.so.580.95.05", "libcuda.so.1", 3)
 	require.NoError(t, os.Symlink("libcuda.so.580.95.05", dir+"/driver/libcuda.so.1"))
 	require.NoError(t, os.Symlink("libcuda.so.1", dir+"/driver/libcuda.so"))
-	library(t, dir+"/driver/libnvidia-ml.so.580.95.05", "libnvidia-ml.so.1", 3) // without a link
+	compile(t, dir+"/driver/libnvidia-ml.so.580.95.05", "libnvidia-ml.so.1", 3) // without a link
 	require.NoError(t, os.WriteFile(dir+"/driver/libnvidia-gpusim.so.580.95.05", []byte("state, not ELF"), 0o644))
 	mounts := []string{"/driver/libcuda.so.580.95.05", "/driver/libnvidia-ml.so.580.95.05", "/driver/libnvidia-gpusim.so.580.95.05", "/usr/bin/nvidia-smi"}
 	warning, err := Update(root, []string{"/driver"}, mounts)
@@ -116,11 +115,11 @@ func TestUpdateMergesIntoTheImagesOwnCache(t *testing.T) {
 	require.Empty(t, warning)
 
 	after := readCache(t, dir)
-	require.Equal(t, []string{"/driver/libcuda.so.1"}, after.find("libcuda.so.1"), "the driver's library replaces a stale one")
-	require.Equal(t, []string{"/driver/libcuda.so"}, after.find("libcuda.so"))
-	require.Equal(t, []string{"/driver/libnvidia-ml.so.580.95.05"}, after.find("libnvidia-ml.so.1"))
-	require.Equal(t, before.find("libapp.so.3"), after.find("libapp.so.3"))
-	require.Equal(t, before.find("libc.so.6"), after.find("libc.so.6"))
+	require.Equal(t, []string{"/driver/libcuda.so.1"}, find(after, "libcuda.so.1"), "the driver's library replaces a stale one")
+	require.Equal(t, []string{"/driver/libcuda.so"}, find(after, "libcuda.so"))
+	require.Equal(t, []string{"/driver/libnvidia-ml.so.580.95.05"}, find(after, "libnvidia-ml.so.1"))
+	require.Equal(t, find(before, "libapp.so.3"), find(after, "libapp.so.3"))
+	require.Equal(t, find(before, "libc.so.6"), find(after, "libc.so.6"))
 	conf, err := os.ReadFile(dir + dropInPath)
 	require.NoError(t, err)
 	require.Equal(t, "/driver\n", string(conf))
@@ -148,7 +147,7 @@ func TestRealLoaderUsesTheCache(t *testing.T) {
 		t.Skip("chroot needs root")
 	}
 	dir, root := image(t)
-	library(t, dir+"/odd/place/libgpu.so.580.95.05", "libgpu.so.1", 42)
+	compile(t, dir+"/odd/place/libgpu.so.580.95.05", "libgpu.so.1", 42)
 	for i := range 200 { // enough for a wrong order to break the binary search
 		copyFile(t, dir+"/odd/place/libgpu.so.580.95.05", fmt.Sprintf("%s%s/libother%d.so.%d", dir, libDir, i%50, i))
 	}
@@ -187,10 +186,10 @@ func TestRealLoaderUsesTheCache(t *testing.T) {
 func TestAgreesWithLdconfig(t *testing.T) {
 	dir, root := image(t)
 	for i, name := range []string{"libz.so.1", "libz.so.1.2", "libz.so.1.10", "libz.so.1.9", "libc++.so.1", "lib10.so.2", "lib9.so.2", "libA_b-c.so.007", "liba.so"} {
-		library(t, fmt.Sprintf("%s%s/%s", dir, libDir, name), name, i)
+		compile(t, fmt.Sprintf("%s%s/%s", dir, libDir, name), name, i)
 	}
-	library(t, dir+libDir+"/glibc-hwcaps/x86-64-v2/libz.so.1", "libz.so.1", 77)
-	library(t, dir+"/opt/more/libmore.so.1.5", "libmore.so.1", 5)
+	compile(t, dir+libDir+"/glibc-hwcaps/x86-64-v2/libz.so.1", "libz.so.1", 77)
+	compile(t, dir+"/opt/more/libmore.so.1.5", "libmore.so.1", 5)
 	require.NoError(t, os.WriteFile(dir+libDir+"/libtext.so.1", []byte("text"), 0o644))
 	require.NoError(t, os.MkdirAll(dir+"/etc/ld.so.conf.d", 0o755))
 	require.NoError(t, os.WriteFile(dir+"/etc/ld.so.conf", []byte("# comment\ninclude /etc/ld.so.conf.d/*.conf\n"), 0o644))
@@ -201,7 +200,7 @@ func TestAgreesWithLdconfig(t *testing.T) {
 
 	theirs := readCache(t, dir)
 	require.NotEmpty(t, theirs.Entries)
-	again, err := Parse(theirs.Bytes())
+	again, err := library.ParseCache(theirs.Bytes())
 	require.NoError(t, err)
 	require.Equal(t, theirs, again, "their order is our order")
 	list := func(file string) []string {
@@ -211,7 +210,7 @@ func TestAgreesWithLdconfig(t *testing.T) {
 	require.NoError(t, os.WriteFile(dir+"/ours", theirs.Bytes(), 0o644))
 	require.Equal(t, list(dir+cachePath), list(dir+"/ours"))
 
-	plain := func(c Cache) []string {
+	plain := func(c library.Cache) []string {
 		var names []string
 		for _, e := range c.Entries {
 			// The scan omits variants for newer processors, and Debian's ldconfig does not
@@ -226,52 +225,12 @@ func TestAgreesWithLdconfig(t *testing.T) {
 	require.Equal(t, plain(theirs), plain(scan(root, &budget{files: maxFiles, until: time.Now().Add(time.Hour)})))
 }
 
-// Our parser agrees with debug/elf for every library of this machine.
-func TestSonameAgreesWithDebugELF(t *testing.T) {
-	files, err := filepath.Glob(filepath.Dir(libc(t)) + "/*.so*")
-	require.NoError(t, err)
-	n := 0
-	for _, file := range files {
-		want, wantErr := elfSoname(file)
-		f, err := os.Open(file)
-		if err != nil {
-			continue
-		}
-		got, err := soname(f)
-		_ = f.Close()
-		if wantErr != nil {
-			require.Error(t, err, file)
-			continue
-		}
-		require.NoError(t, err, file)
-		require.Equal(t, want, got, file)
-		n++
-	}
-	require.Greater(t, n, 5)
-}
-
-func elfSoname(file string) (string, error) {
-	f, err := elf.Open(file)
-	if err != nil {
-		return "", err
-	}
-	defer f.Close()
-	if f.Class != elf.ELFCLASS64 || f.Type != elf.ET_DYN {
-		return "", errELF
-	}
-	names, err := f.DynString(elf.DT_SONAME)
-	if err != nil || len(names) == 0 {
-		return "", err
-	}
-	return names[0], nil
-}
-
 func TestImageWithoutALoaderIsLeftAlone(t *testing.T) {
 	dir := t.TempDir()
 	root, err := rootfs.Open(dir)
 	require.NoError(t, err)
 	defer root.Close()
-	library(t, dir+"/driver/libcuda.so.1", "libcuda.so.1", 1)
+	compile(t, dir+"/driver/libcuda.so.1", "libcuda.so.1", 1)
 	warning, err := Update(root, []string{"/driver"}, []string{"/driver/libcuda.so.1"})
 	require.NoError(t, err)
 	require.Empty(t, warning)
@@ -317,9 +276,9 @@ func TestUpdateAddsDirectoriesForMusl(t *testing.T) {
 // The real loader prefers the libraries in CompatConf to the driver's.
 func TestCompatLibrariesGoFirst(t *testing.T) {
 	dir, root := image(t)
-	library(t, dir+"/driver/libcuda.so.570.1", "libcuda.so.1", 570)
-	library(t, dir+"/driver/libnvidia-ml.so.570.1", "libnvidia-ml.so.1", 570)
-	library(t, dir+"/compat/libcuda.so.580.1", "libcuda.so.1", 580)
+	compile(t, dir+"/driver/libcuda.so.570.1", "libcuda.so.1", 570)
+	compile(t, dir+"/driver/libnvidia-ml.so.570.1", "libnvidia-ml.so.1", 570)
+	compile(t, dir+"/compat/libcuda.so.580.1", "libcuda.so.1", 580)
 	require.NoError(t, os.MkdirAll(dir+confDir, 0o755))
 	mounts := []string{"/driver/libcuda.so.570.1", "/driver/libnvidia-ml.so.570.1"}
 	for conf, want := range map[string]string{
@@ -332,8 +291,8 @@ func TestCompatLibrariesGoFirst(t *testing.T) {
 		_, err := Update(root, []string{"/driver"}, mounts)
 		require.NoError(t, err)
 		c := readCache(t, dir)
-		require.Equal(t, []string{want}, c.find("libcuda.so.1"), conf)
-		require.Equal(t, []string{"/driver/libnvidia-ml.so.570.1"}, c.find("libnvidia-ml.so.1"))
+		require.Equal(t, []string{want}, find(c, "libcuda.so.1"), conf)
+		require.Equal(t, []string{"/driver/libnvidia-ml.so.570.1"}, find(c, "libnvidia-ml.so.1"))
 	}
 }
 
@@ -341,7 +300,7 @@ func TestCompatLibrariesGoFirst(t *testing.T) {
 // excludes the driver's libraries.
 func TestDamagedCacheStopsNothing(t *testing.T) {
 	dir, root := image(t)
-	library(t, dir+"/driver/libcuda.so.1", "libcuda.so.1", 1)
+	compile(t, dir+"/driver/libcuda.so.1", "libcuda.so.1", 1)
 	ldconfig(t, "-r", dir, "-C", "/cache")
 	whole, err := os.ReadFile(dir + "/cache")
 	require.NoError(t, err)
@@ -367,29 +326,10 @@ func TestDamagedCacheStopsNothing(t *testing.T) {
 		require.NoError(t, err)
 		written, err := os.ReadFile(dir + cachePath)
 		require.NoError(t, err)
-		c, err := Parse(written)
+		c, err := library.ParseCache(written)
 		require.NoError(t, err)
-		require.Contains(t, c.find("libcuda.so.1"), "/driver/libcuda.so.1")
+		require.Contains(t, find(c, "libcuda.so.1"), "/driver/libcuda.so.1")
 	})
-}
-
-// A cache with many entries that share one long string would become many times as long.
-func TestCacheOfOverlappingStringsIsNotUnfolded(t *testing.T) {
-	c := Cache{Entries: []Entry{{Name: strings.Repeat("a", 4000), Path: strings.Repeat("b", 4000)}}}
-	one := c.Bytes()
-	const n = 100_000
-	data := slices.Clone(one[:headerNew])
-	binary.LittleEndian.PutUint32(data[20:], n)
-	binary.LittleEndian.PutUint32(data[32:], 0)
-	for range n {
-		e := slices.Clone(one[headerNew : headerNew+entryNew])
-		binary.LittleEndian.PutUint32(e[4:], headerNew+n*entryNew)
-		binary.LittleEndian.PutUint32(e[8:], headerNew+n*entryNew)
-		data = append(data, e...)
-	}
-	data = append(data, one[headerNew+entryNew:]...)
-	_, err := Parse(data)
-	require.ErrorContains(t, err, "overlap")
 }
 
 // Each image tries to make the hook read, block on or write a forbidden file.
@@ -411,12 +351,12 @@ func TestHostileImages(t *testing.T) {
 		},
 		"the cache is endless": func(t *testing.T, dir, _ string) {
 			require.NoError(t, os.MkdirAll(dir+"/etc", 0o755))
-			require.NoError(t, os.WriteFile(dir+cachePath, []byte(magicNew), 0o644))
+			require.NoError(t, os.WriteFile(dir+cachePath, []byte("glibc-ld.so.cache1.1"), 0o644))
 			require.NoError(t, os.Truncate(dir+cachePath, 1<<40)) // sparse
 		},
 		"the cache lies": func(t *testing.T, dir, _ string) {
 			require.NoError(t, os.MkdirAll(dir+"/etc", 0o755))
-			data := Cache{Entries: []Entry{{Name: "a", Path: "b"}}}.Bytes()
+			data := library.Cache{Entries: []library.Entry{{Name: "a", Path: "b"}}}.Bytes()
 			data[20], data[23] = 0xff, 0xff
 			require.NoError(t, os.WriteFile(dir+cachePath, data, 0o644))
 		},
@@ -450,7 +390,7 @@ func TestHostileImages(t *testing.T) {
 				require.NoError(t, os.WriteFile(outside+"/"+f, []byte("host's"), 0o644))
 			}
 			hostile(t, dir, outside)
-			library(t, dir+"/driver/libcuda.so.1", "libcuda.so.1", 1)
+			compile(t, dir+"/driver/libcuda.so.1", "libcuda.so.1", 1)
 			_, err := Update(root, []string{"/driver"}, []string{"/driver/libcuda.so.1"})
 			require.NoError(t, err)
 			entries, err := os.ReadDir(outside)
@@ -463,9 +403,9 @@ func TestHostileImages(t *testing.T) {
 			}
 			data, err := root.ReadFile(cachePath, maxCache)
 			require.NoError(t, err)
-			c, err := Parse(data)
+			c, err := library.ParseCache(data)
 			require.NoError(t, err)
-			require.Equal(t, []string{"/driver/libcuda.so.1"}, c.find("libcuda.so.1"))
+			require.Equal(t, []string{"/driver/libcuda.so.1"}, find(c, "libcuda.so.1"))
 		})
 	}
 }
@@ -475,8 +415,8 @@ func TestReadOnlyImageFailsOnlyIfTheLoaderWouldNotFind(t *testing.T) {
 		t.Skip("mounting needs root")
 	}
 	dir, root := image(t)
-	library(t, dir+libDir+"/libcuda.so.1", "libcuda.so.1", 1)
-	library(t, dir+"/driver/libcuda.so.1", "libcuda.so.1", 1)
+	compile(t, dir+libDir+"/libcuda.so.1", "libcuda.so.1", 1)
+	compile(t, dir+"/driver/libcuda.so.1", "libcuda.so.1", 1)
 	if err := syscall.Mount(dir, dir, "", syscall.MS_BIND, ""); err != nil {
 		t.Skipf("mounting is not permitted: %v", err)
 	}
@@ -495,108 +435,15 @@ func TestReadOnlyImageFailsOnlyIfTheLoaderWouldNotFind(t *testing.T) {
 	require.Contains(t, warning, "read-only")
 }
 
-func TestCacheRoundTrip(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		name := rapid.StringMatching(`lib[a-z0-9+._-]{1,12}\.so(\.[0-9]{1,3}){0,2}`)
-		c := Cache{HWCaps: rapid.SliceOfN(rapid.StringMatching(`x86-64-v[2-4]`), 0, 3).Draw(t, "hwcaps")}
-		for range rapid.IntRange(0, 40).Draw(t, "n") {
-			c.Entries = append(c.Entries, Entry{
-				Name: name.Draw(t, "name"), Path: "/" + name.Draw(t, "path"),
-				Flags: rapid.SampledFrom([]int32{flagELF, flagELF | flagX8664, flagELF | flagARM64}).Draw(t, "flags"),
-			})
-		}
-		once, err := Parse(c.Bytes())
-		require.NoError(t, err)
-		require.ElementsMatch(t, c.Entries, once.Entries)
-		require.Len(t, once.HWCaps, len(c.HWCaps))
-		for i := 1; i < len(once.Entries); i++ {
-			require.GreaterOrEqual(t, compare(once.Entries[i-1].Name, once.Entries[i].Name), 0)
-		}
-		require.Equal(t, once.Bytes(), c.Bytes())
-	})
-}
-
-func TestOldFormatInFrontIsSkipped(t *testing.T) {
-	c := Cache{Entries: []Entry{{Name: "libc.so.6", Path: "/lib/libc.so.6", Flags: 3}}}
-	old := make([]byte, headerOld+3*entryOld)
-	copy(old, magicOld)
-	old[12] = 3
-	for len(old)%8 != 0 {
-		old = append(old, 0)
-	}
-	got, err := Parse(append(old, c.Bytes()...))
-	require.NoError(t, err)
-	require.Equal(t, c.Entries, got.Entries)
-}
-
-func FuzzCache(f *testing.F) {
-	f.Add(Cache{Entries: []Entry{{Name: "libc.so.6", Path: "/lib/libc.so.6", Flags: 3}, {Name: "a", Path: "b", HWCap: hwcapExtension}}, HWCaps: []string{"x86-64-v3"}}.Bytes())
-	if data, err := os.ReadFile("/etc/ld.so.cache"); err == nil && len(data) < 200_000 {
-		f.Add(data)
-	}
-	f.Fuzz(func(t *testing.T, data []byte) {
-		c, err := Parse(data)
-		if err != nil {
-			return
-		}
-		again, err := Parse(c.Bytes())
-		if err != nil {
-			t.Fatalf("what was read cannot be written: %v", err)
-		}
-		if len(again.Entries) != len(c.Entries) || len(again.HWCaps) != len(c.HWCaps) {
-			t.Fatalf("%d entries became %d", len(c.Entries), len(again.Entries))
-		}
-	})
-}
-
-func FuzzSoname(f *testing.F) {
-	if data, err := os.ReadFile(filepath.Join(libDir, "libdl.so.2")); err == nil {
-		f.Add(data)
-	}
-	f.Add([]byte("\x7fELF\x02\x01\x01"))
-	f.Fuzz(func(t *testing.T, data []byte) {
-		name, err := soname(strings.NewReader(string(data)))
-		if err == nil && (len(name) > maxSoname || strings.ContainsAny(name, "/\x00")) {
-			t.Fatalf("soname %q", name)
-		}
-	})
-}
-
-func FuzzCompare(f *testing.F) {
-	f.Add("libz.so.1.10", "libz.so.1.9")
-	f.Fuzz(func(t *testing.T, a, b string) {
-		if strings.ContainsRune(a+b, 0) || strings.ContainsFunc(a+b, func(r rune) bool { return r > 127 }) {
-			return
-		}
-		if x, y := compare(a, b), compare(b, a); (x > 0) != (y < 0) && !overflows(a) && !overflows(b) {
-			t.Fatalf("compare(%q, %q) = %d, the other way %d", a, b, x, y)
-		}
-	})
-}
-
-// overflows reports whether a number in s does not fit into a C int, for which glibc's order
-// is inconsistent.
-func overflows(s string) bool {
-	run := 0
-	for _, c := range s {
-		if c < '0' || c > '9' {
-			run = 0
-		} else if run++; run > 8 {
-			return true
-		}
-	}
-	return false
-}
-
 func BenchmarkUpdateWithCache(b *testing.B) {
 	dir, root := image(b)
-	var c Cache
+	var c library.Cache
 	for i := range 5000 {
-		c.Entries = append(c.Entries, Entry{Name: fmt.Sprintf("libx%d.so.%d", i, i%7), Path: fmt.Sprintf("/usr/lib/libx%d.so.%d", i, i%7), Flags: flagELF | flagX8664})
+		c.Entries = append(c.Entries, library.Entry{Name: fmt.Sprintf("libx%d.so.%d", i, i%7), Path: fmt.Sprintf("/usr/lib/libx%d.so.%d", i, i%7), Flags: library.Flags()})
 	}
 	require.NoError(b, os.MkdirAll(dir+"/etc", 0o755))
 	data := c.Bytes()
-	library(b, dir+"/driver/libcuda.so.1", "libcuda.so.1", 1)
+	compile(b, dir+"/driver/libcuda.so.1", "libcuda.so.1", 1)
 	for b.Loop() {
 		require.NoError(b, os.WriteFile(dir+cachePath, data, 0o644))
 		_, err := Update(root, []string{"/driver"}, []string{"/driver/libcuda.so.1"})

@@ -5,6 +5,7 @@ import (
 	"runtime"
 	"strings"
 
+	"github.com/gpuready/gpuready/internal/library"
 	"github.com/gpuready/gpuready/toolkit/hook/rootfs"
 )
 
@@ -17,14 +18,14 @@ const (
 )
 
 // scan builds the cache that ldconfig would make for an image that has none.
-func scan(root *rootfs.Root, left *budget) Cache {
+func scan(root *rootfs.Root, left *budget) library.Cache {
 	triplet := "x86_64-linux-gnu"
 	if runtime.GOARCH == "arm64" {
 		triplet = "aarch64-linux-gnu"
 	}
 	dirs := confDirs(root, left)
 	dirs = append(dirs, "/lib/"+triplet, "/usr/lib/"+triplet, "/lib64", "/usr/lib64", "/lib", "/usr/lib")
-	var cache Cache
+	var cache library.Cache
 	seenDir, seen := map[string]bool{}, map[string]bool{}
 	for _, dir := range dirs {
 		real, err := root.Resolve(dir)
@@ -32,7 +33,7 @@ func scan(root *rootfs.Root, left *budget) Cache {
 			continue
 		}
 		seenDir[real] = true
-		scanDir(root, dir, true, left, func(e Entry) {
+		scanDir(root, dir, true, left, func(e library.Entry) {
 			if !seen[e.Name] { // the first directory wins, as in the loader
 				seen[e.Name] = true
 				cache.Entries = append(cache.Entries, e)
@@ -43,7 +44,7 @@ func scan(root *rootfs.Root, left *budget) Cache {
 }
 
 // scanDir calls add for every name of every library in dir; own as in openFolder.
-func scanDir(root *rootfs.Root, dir string, own bool, left *budget, add func(Entry)) {
+func scanDir(root *rootfs.Root, dir string, own bool, left *budget, add func(library.Entry)) {
 	f, err := openFolder(root, dir, own)
 	if err != nil {
 		return
@@ -52,7 +53,7 @@ func scanDir(root *rootfs.Root, dir string, own bool, left *budget, add func(Ent
 	if f.entries, err = root.ReadDirAtMost(f.at, maxNames); err != nil {
 		return
 	}
-	flags, _ := kind()
+	flags := library.Flags()
 	for _, e := range f.entries {
 		if e.IsDir() || !isLibrary(e.Name()) {
 			continue
@@ -69,7 +70,7 @@ func scanDir(root *rootfs.Root, dir string, own bool, left *budget, add func(Ent
 		}
 		// A link by another name than the soname, as developers' packages have.
 		if _, _, err := f.soname(e.Name()); err == nil {
-			add(Entry{Name: e.Name(), Path: path.Join(dir, e.Name()), Flags: flags})
+			add(library.Entry{Name: e.Name(), Path: path.Join(dir, e.Name()), Flags: flags})
 		}
 	}
 }

@@ -1,3 +1,6 @@
+// Package ldso adds libraries that were mounted into a container to the cache of the
+// container's dynamic loader. It reads and writes glibc's /etc/ld.so.cache itself, without
+// running any program of the container.
 package ldso
 
 import (
@@ -10,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gpuready/gpuready/internal/library"
 	"github.com/gpuready/gpuready/toolkit/hook/rootfs"
 )
 
@@ -91,11 +95,11 @@ func Update(root *rootfs.Root, folders, mounts []string) (warning string, err er
 
 // current returns the image's cache and its bytes. If its own cache cannot be used, it builds
 // one from the image's libraries, and returns the reason as an error.
-func current(root *rootfs.Root, left *budget) (Cache, []byte, error) {
+func current(root *rootfs.Root, left *budget) (library.Cache, []byte, error) {
 	old, err := root.ReadOwnFile(cachePath, maxCache)
 	if err == nil {
-		var cache Cache
-		if cache, err = Parse(old); err == nil {
+		var cache library.Cache
+		if cache, err = library.ParseCache(old); err == nil {
 			return cache, old, nil
 		}
 	}
@@ -106,14 +110,14 @@ func current(root *rootfs.Root, left *budget) (Cache, []byte, error) {
 }
 
 // compat returns the entries for the libraries of the directory in CompatConf.
-func compat(root *rootfs.Root, left *budget) []Entry {
+func compat(root *rootfs.Root, left *budget) []library.Entry {
 	data, err := root.ReadOwnFile(CompatConf, maxConf)
 	dir := strings.TrimSuffix(string(data), "\n")
 	if err != nil || !path.IsAbs(dir) || strings.ContainsAny(dir, "\n\x00") {
 		return nil
 	}
-	var entries []Entry
-	scanDir(root, path.Clean(dir), true, left, func(e Entry) { entries = append(entries, e) })
+	var entries []library.Entry
+	scanDir(root, path.Clean(dir), true, left, func(e library.Entry) { entries = append(entries, e) })
 	return entries
 }
 
@@ -146,8 +150,8 @@ func hasLoader(root *rootfs.Root) bool {
 }
 
 // injected returns the entries for the libraries that were mounted into the directories.
-func injected(root *rootfs.Root, folders, mounts []string, left *budget) []Entry {
-	var entries []Entry
+func injected(root *rootfs.Root, folders, mounts []string, left *budget) []library.Entry {
+	var entries []library.Entry
 	for _, name := range folders {
 		f, err := openFolder(root, name, false)
 		if err != nil {
@@ -163,7 +167,7 @@ func injected(root *rootfs.Root, folders, mounts []string, left *budget) []Entry
 		}
 		f.close()
 		if !found {
-			scanDir(root, name, false, left, func(e Entry) { entries = append(entries, e) })
+			scanDir(root, name, false, left, func(e library.Entry) { entries = append(entries, e) })
 		}
 	}
 	return entries
@@ -180,14 +184,14 @@ func isLibrary(name string) bool {
 
 // unreachable returns the libraries that the loader finds neither in the current cache, on
 // any mount, nor in a directory that it always searches.
-func unreachable(root *rootfs.Root, ours []Entry) []string {
-	var now Cache
+func unreachable(root *rootfs.Root, ours []library.Entry) []string {
+	var now library.Cache
 	if data, err := root.ReadFile(cachePath, maxCache); err == nil {
-		now, _ = Parse(data)
+		now, _ = library.ParseCache(data)
 	}
 	var lost []string
 	for _, e := range ours {
-		known := slices.ContainsFunc(now.Entries, func(b Entry) bool {
+		known := slices.ContainsFunc(now.Entries, func(b library.Entry) bool {
 			return b.Name == e.Name && b.Flags == e.Flags && path.Dir(b.Path) == path.Dir(e.Path)
 		})
 		if !known && (path.Base(e.Path) != e.Name || !searched(root, path.Dir(e.Path))) {

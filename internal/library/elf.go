@@ -1,4 +1,4 @@
-package ldso
+package library
 
 import (
 	"bytes"
@@ -9,12 +9,15 @@ import (
 	"strings"
 )
 
-// Limits on reading an ELF file of a hostile image.
+// Limits on reading an ELF file of a hostile image or driver root.
 const (
 	maxHeaders = 128     // program headers; libraries have about ten
 	maxDynamic = 1 << 16 // bytes; 4096 entries
 	maxSoname  = 255     // a file's name
 )
+
+// elfMagic begins an ELF file. debug/elf, which has it too, would double the hook's size.
+const elfMagic = "\x7fELF"
 
 // errELF means that the file is not a shared library for this machine's loader.
 var errELF = errors.New("not a shared library of this architecture")
@@ -28,17 +31,44 @@ func kind() (flags int32, machine uint16) {
 	return flagELF | flagX8664, 62 // EM_X86_64
 }
 
-// soname returns the DT_SONAME of a shared library, "" if it has none. It reads three small
+// Flags returns the cache's flags for a 64-bit library of this machine.
+func Flags() int32 {
+	flags, _ := kind()
+	return flags
+}
+
+// IsForeign reports whether a file starts like an ELF file that programs of this machine cannot load,
+// such as a 32-bit library. Other files are not foreign: a simulated driver has some among its
+// libraries.
+func IsForeign(r io.ReaderAt) bool {
+	var head [20]byte // up to e_machine
+	n, _ := r.ReadAt(head[:], 0)
+	return strings.HasPrefix(string(head[:n]), elfMagic) && !isNative(head[:n])
+}
+
+// IsLoadable reports whether a file starts like a library that programs of this machine can load.
+func IsLoadable(r io.ReaderAt) bool {
+	var head [20]byte
+	n, _ := r.ReadAt(head[:], 0)
+	return isNative(head[:n])
+}
+
+// isNative reports whether the first 20 bytes of a file are those of a 64-bit ELF file of this machine.
+func isNative(head []byte) bool {
+	_, machine := kind()
+	return len(head) == 20 && string(head[:5]) == elfMagic+"\x02" && binary.LittleEndian.Uint16(head[18:]) == machine
+}
+
+// Soname returns the DT_SONAME of a shared library, "" if it has none. It reads three small
 // pieces of the file; debug/elf reads much more.
-func soname(r io.ReaderAt) (string, error) {
+func Soname(r io.ReaderAt) (string, error) {
 	var head [64]byte
 	if _, err := r.ReadAt(head[:], 0); err != nil {
 		return "", errELF
 	}
 	le := binary.LittleEndian
-	_, machine := kind()
-	// Magic, ELFCLASS64, little endian, version 1; ET_DYN; size of a program header.
-	if string(head[:7]) != "\x7fELF\x02\x01\x01" || le.Uint16(head[16:]) != 3 || le.Uint16(head[18:]) != machine || le.Uint16(head[54:]) != 56 {
+	// Little endian, version 1; ET_DYN; size of a program header.
+	if !isNative(head[:20]) || head[5] != 1 || head[6] != 1 || le.Uint16(head[16:]) != 3 || le.Uint16(head[54:]) != 56 {
 		return "", errELF
 	}
 	n := int(le.Uint16(head[56:]))

@@ -1,18 +1,4 @@
-// Package ldso adds libraries that were mounted into a container to the cache of the
-// container's dynamic loader. It reads and writes glibc's /etc/ld.so.cache itself, without
-// running any program of the container.
-//
-// The format is that of glibc's sysdeps/generic/dl-cache.h, "new format":
-//
-//	header  48 bytes: magic, version, number of entries, size of strings, extension
-//	entries 24 bytes each: flags, offsets of name and path, hwcap
-//	strings
-//	extension: the writer, names of the glibc-hwcaps subdirectories
-//
-// The entries are sorted for the loader's binary search (see compare). glibc before 2.32
-// wrote an older format in front of it, but its loaders accept a file without that (since
-// 2.2).
-package ldso
+package library
 
 import (
 	"bytes"
@@ -53,7 +39,17 @@ const (
 	maxOverlap = 8
 )
 
-// Cache is the content of an ld.so.cache.
+// Cache is the content of the cache of glibc's dynamic loader, /etc/ld.so.cache. Its format is that
+// of glibc's sysdeps/generic/dl-cache.h, "new format":
+//
+//	header  48 bytes: magic, version, number of entries, size of strings, extension
+//	entries 24 bytes each: flags, offsets of name and path, hwcap
+//	strings
+//	extension: the writer, names of the glibc-hwcaps subdirectories
+//
+// The entries are sorted for the loader's binary search (see compare). glibc before 2.32
+// wrote an older format in front of it, but its loaders accept a file without that (since
+// 2.2).
 type Cache struct {
 	Entries []Entry
 	HWCaps  []string // names of glibc-hwcaps subdirectories, by number
@@ -69,8 +65,8 @@ type Entry struct {
 
 var errFormat = errors.New("not an ld.so.cache that this program knows")
 
-// Parse parses the content of an ld.so.cache. Any result can be written with Bytes.
-func Parse(data []byte) (Cache, error) {
+// ParseCache parses the content of an ld.so.cache. Any result can be written with Bytes.
+func ParseCache(data []byte) (Cache, error) {
 	compat := bytes.HasPrefix(data, []byte(magicOld))
 	if compat {
 		// The new header follows the old entries, aligned.
