@@ -14,7 +14,7 @@ import (
 type Setting struct {
 	Key   string
 	Value string
-	From  string // the variable that sets it; "": the supervisor needs it
+	From  string // the variable that sets it; "": gpu-driver itself
 	Was   string // the value in the image
 	Added bool   // whether the image's file does not have the key
 }

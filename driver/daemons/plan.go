@@ -145,6 +145,11 @@ const (
 	fabricShared    = "1" // virtual machines share the NVSwitches
 )
 
+// abortJobs is the setting by which the fabric manager aborts all CUDA jobs when it ends. The packaged file has 1;
+// it has no effect on HGX H100 and later (Fabric Manager User Guide, "CUDA Jobs When the Fabric Manager Service
+// Stops or is Terminated").
+const abortJobs = "ABORT_CUDA_JOBS_ON_FM_EXIT"
+
 // addFabric plans nv-fabricmanager, and before it nvlsm on machines with NVSwitches of NVLink 5.
 func (p *Plan) addFabric(m Machine) error {
 	settings, err := parseSettings(m.Env)
@@ -171,11 +176,15 @@ func (p *Plan) addFabric(m Machine) error {
 		return missingError(fabricConf, "nv-fabricmanager reads it", "add the whole package nvidia-fabricmanager to the image")
 	}
 	// As a daemon, which is its default, its parent exits with 0 once the NVSwitches are configured.
-	data, applied, err := replaceSettings(m.FabricConfig, append([]Setting{{Key: "DAEMONIZE", Value: "1"}}, settings...))
+	own := []Setting{{Key: "DAEMONIZE", Value: "1"}}
+	if !slices.ContainsFunc(settings, func(s Setting) bool { return s.Key == abortJobs }) {
+		own = append(own, Setting{Key: abortJobs, Value: "0"})
+	}
+	data, applied, err := replaceSettings(m.FabricConfig, append(own, settings...))
 	if err != nil {
 		return fmt.Errorf("%s: %w", fabricConf, err)
 	}
-	p.Settings = applied[1:] // without ours, DAEMONIZE
+	p.Settings = applied[1:] // without DAEMONIZE
 	d := supervisor.Daemon{Name: fabricManager, Why: "configures " + switches + "; CUDA does not start before", Required: true,
 		Path: path, Args: []string{"-c", fabricConfig}, Dirs: []string{fabricDir}, Files: []supervisor.File{{Path: fabricConfig, Data: data}},
 		Forks: true, PIDFile: fabricDir + "/nv-fabricmanager.pid", StartTimeout: fabricTimeout}
@@ -264,7 +273,11 @@ func (p Plan) String() string {
 				if s.Added {
 					before = "not in the image's file"
 				}
-				fmt.Fprintf(&b, "         with %s=%s, from %s (%s)\n", s.Key, s.Value, s.From, before)
+				why := "from " + s.From
+				if s.From == "" {
+					why = "so that no job ends with it"
+				}
+				fmt.Fprintf(&b, "         with %s=%s, %s (%s)\n", s.Key, s.Value, why, before)
 			}
 		}
 		if d.After != nil {

@@ -109,11 +109,21 @@ func TestFilesOfAPlan(t *testing.T) {
 	require.NoError(t, err)
 	d := plan.Daemons[len(plan.Daemons)-1]
 	require.Equal(t, fabricManager, d.Name)
-	require.Equal(t, strings.Replace(fabricFile, "LOG_LEVEL=4", "LOG_LEVEL=3", 1)+"NEW_KEY=a=b\n", string(d.Files[0].Data))
+	require.Equal(t, strings.Replace(fabricFile, "LOG_LEVEL=4", "LOG_LEVEL=3", 1)+"ABORT_CUDA_JOBS_ON_FM_EXIT=0\nNEW_KEY=a=b\n", string(d.Files[0].Data))
 	require.Equal(t, "/var/log/fabricmanager.log", d.LogFile)
 	require.Empty(t, d.RestartArgs)
-	require.Equal(t, []Setting{{Key: "LOG_LEVEL", Value: "3", From: "NVFM_CONFIG_LOG_LEVEL", Was: "4"},
+	require.Equal(t, []Setting{{Key: "ABORT_CUDA_JOBS_ON_FM_EXIT", Value: "0", Added: true}, {Key: "LOG_LEVEL", Value: "3", From: "NVFM_CONFIG_LOG_LEVEL", Was: "4"},
 		{Key: "NEW_KEY", Value: "a=b", From: "NVFM_CONFIG_NEW_KEY", Added: true}}, plan.Settings)
+
+	// The fabric manager of NVIDIA's packages aborts all jobs when it ends, unless that is configured.
+	packaged := hgx(func(m *Machine) { m.FabricConfig = []byte("ABORT_CUDA_JOBS_ON_FM_EXIT=1\nDAEMONIZE=1\n") })
+	plan, err = NewPlan(packaged)
+	require.NoError(t, err)
+	require.Equal(t, "ABORT_CUDA_JOBS_ON_FM_EXIT=0\nDAEMONIZE=1\n", string(plan.Daemons[1].Files[0].Data))
+	packaged.Env = []string{"NVFM_CONFIG_ABORT_CUDA_JOBS_ON_FM_EXIT=1"}
+	plan, err = NewPlan(packaged)
+	require.NoError(t, err)
+	require.Equal(t, "ABORT_CUDA_JOBS_ON_FM_EXIT=1\nDAEMONIZE=1\n", string(plan.Daemons[1].Files[0].Data))
 
 	plan, err = NewPlan(machines["imex"])
 	require.NoError(t, err)

@@ -209,18 +209,45 @@ func (s System) CheckUnused() error {
 		if !ok {
 			continue
 		}
-		var others []string
-		for _, holder := range l.Holders {
-			if !slices.Contains(DriverModules, holder) {
-				others = append(others, holder)
-			}
-		}
-		if len(others) > 0 {
-			return newError(ReasonInUse, name, nil, "module %s is in use by the module %s of somebody else; unload that first", name, strings.Join(others, ", "))
+		if err := checkHolders(l); err != nil {
+			return err
 		}
 		if l.References > len(l.Holders) {
 			return s.explainUsers(name, nil)
 		}
+	}
+	return nil
+}
+
+// checkHolders returns an error if a module of somebody else uses a module of the driver.
+func checkHolders(l Loaded) error {
+	others := slices.DeleteFunc(slices.Clone(l.Holders), func(holder string) bool { return slices.Contains(DriverModules, holder) })
+	if len(others) == 0 {
+		return nil
+	}
+	return newError(ReasonInUse, l.Name, nil, "module %s is in use by the module %s of somebody else; unload that first", l.Name, strings.Join(others, ", "))
+}
+
+// CheckUsedOnlyBy returns an error if a process or module uses the driver besides the processes own and those
+// that they started, or if that is not known.
+func (s System) CheckUsedOnlyBy(own []int) error {
+	loaded, err := s.ReadLoaded()
+	if err != nil {
+		return err
+	}
+	for _, name := range DriverModules {
+		if err := checkHolders(loaded[name]); err != nil {
+			return err
+		}
+	}
+	users, err := s.findDriverUsers(own)
+	switch {
+	case len(users) > 0:
+		return newError(ReasonInUse, "nvidia", nil, "module nvidia is in use by %s; end it first", describeUsers(users))
+	case err != nil:
+		return fmt.Errorf("find the processes that use the driver: %w", err)
+	case !s.seesNode():
+		return newError(ReasonInUse, "nvidia", nil, "it is not known who uses module nvidia; run this container with hostPID: true")
 	}
 	return nil
 }

@@ -2,7 +2,9 @@ package kernel
 
 import (
 	"bufio"
+	"bytes"
 	"cmp"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -57,33 +59,93 @@ func describeUsers(users []User) string {
 // FindUsers returns the processes that have a character device of NVIDIA's driver open or mapped,
 // at most maxUsers, ordered by PID. It finds only those in this process's PID namespace.
 func (s System) FindUsers() []User {
-	majors := s.readMajors()
-	if len(majors) == 0 {
-		return nil
-	}
-	entries, err := os.ReadDir(s.Proc)
-	if err != nil {
-		return nil
-	}
-	var users []User
-	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
-		if err != nil || pid == os.Getpid() {
-			continue
-		}
-		if device := s.deviceOf(pid, majors); device != "" {
-			users = append(users, s.describeUser(pid, device))
-		}
-	}
-	slices.SortFunc(users, func(a, b User) int { return cmp.Compare(a.PID, b.PID) })
+	users, _ := s.findDriverUsers(nil)
 	return users[:min(maxUsers, len(users))]
 }
 
+// findDriverUsers returns the processes that have a character device of NVIDIA's driver open or mapped, except
+// own processes. It returns an error with what it found if there may be others.
+func (s System) findDriverUsers(own []int) ([]User, error) {
+	majors, err := s.readMajors()
+	if err != nil {
+		return nil, err
+	}
+	if len(majors) == 0 {
+		return nil, nil
+	}
+	return s.findHolders(own, func(n deviceNumber) bool { return majors[n.major] })
+}
+
+// deviceNumber identifies a character device.
+type deviceNumber struct{ major, minor uint32 }
+
+// errUnanswered is returned if a file system did not answer what a process has open.
+var errUnanswered = errors.New("a file system does not answer what a process has open")
+
+// findHolders returns the processes, by PID, that have a character device open or mapped whose number holds
+// reports true. It leaves out own processes, and those that these started. It returns an error with what it
+// found if there may be others.
+func (s System) findHolders(own []int, holds func(deviceNumber) bool) ([]User, error) {
+	entries, err := os.ReadDir(s.Proc)
+	if err != nil {
+		return nil, err
+	}
+	var users []User
+	for _, e := range entries {
+		pid, notProcess := strconv.Atoi(e.Name())
+		if notProcess != nil || pid == os.Getpid() || s.belongsTo(pid, own) {
+			continue
+		}
+		device, unanswered := s.deviceOf(pid, holds)
+		if device != "" {
+			users = append(users, s.describeUser(pid, device))
+		}
+		if unanswered {
+			err = errUnanswered
+		}
+	}
+	slices.SortFunc(users, func(a, b User) int { return cmp.Compare(a.PID, b.PID) })
+	return users, err
+}
+
+// belongsTo reports whether a process is one of some processes, a child of one, or in the session of one.
+func (s System) belongsTo(pid int, processes []int) bool {
+	if len(processes) == 0 || slices.Contains(processes, pid) {
+		return len(processes) > 0
+	}
+	data, err := os.ReadFile(filepath.Join(s.Proc, strconv.Itoa(pid), "stat"))
+	if err != nil {
+		return false
+	}
+	// "<pid> (<name>) <state> <parent> <group> <session> …" (proc_pid_stat(5)); the name may have any character.
+	fields := strings.Fields(string(data[bytes.LastIndexByte(data, ')')+1:]))
+	for _, i := range []int{1, 3} {
+		if i >= len(fields) {
+			return false
+		}
+		if n, err := strconv.Atoi(fields[i]); err == nil && slices.Contains(processes, n) {
+			return true
+		}
+	}
+	return false
+}
+
+// firstNamespace is the inode of the PID namespace of the node's first process (PROC_PID_INIT_INO in the
+// kernel's include/linux/proc_ns.h).
+const firstNamespace = "pid:[4026531836]"
+
+// seesNode reports whether this process is in the node's own PID namespace: it then finds all processes, and
+// process 1 has the node's file system.
+func (s System) seesNode() bool {
+	namespace, err := os.Readlink(filepath.Join(s.Proc, "self/ns/pid"))
+	return err == nil && namespace == firstNamespace
+}
+
 // readMajors returns the major numbers of the driver's character devices, from /proc/devices.
-func (s System) readMajors() map[uint32]bool {
+func (s System) readMajors() (map[uint32]bool, error) {
 	f, err := os.Open(filepath.Join(s.Proc, "devices"))
 	if err != nil {
-		return nil
+		return nil, err
 	}
 	defer f.Close() //nolint:errcheck // it is only read
 	majors := map[uint32]bool{}
@@ -94,13 +156,14 @@ func (s System) readMajors() map[uint32]bool {
 			majors[uint32(major)] = true
 		}
 	}
-	return majors
+	return majors, lines.Err()
 }
 
-// deviceOf returns a device with one of the major numbers that a process has open or mapped. Only what a link
-// calls a device is looked at: to follow the link of any other file asks its file system, whose server
-// (NFS, FUSE) may never answer, and a process may be made to wait for that by anybody's file.
-func (s System) deviceOf(pid int, majors map[uint32]bool) string {
+// deviceOf returns a device that a process has open or mapped and whose number holds reports true. Only what a
+// link calls a device is looked at: to follow the link of any other file asks its file system, whose server
+// (NFS, FUSE) may never answer, and a process may be made to wait for that by anybody's file. unanswered reports
+// whether a file system did not answer.
+func (s System) deviceOf(pid int, holds func(deviceNumber) bool) (device string, unanswered bool) {
 	dir := filepath.Join(s.Proc, strconv.Itoa(pid))
 	for _, sub := range []string{"fd", "map_files"} {
 		names, err := readNames(filepath.Join(dir, sub))
@@ -113,12 +176,15 @@ func (s System) deviceOf(pid int, majors map[uint32]bool) string {
 			if err != nil || !strings.Contains(target, "/dev/") {
 				continue
 			}
-			if major, ok := majorOf(path); ok && majors[major] {
-				return record.Clean(target, 256)
+			switch number, answered := numberOf(path); {
+			case !answered:
+				unanswered = true
+			case number != nil && holds(*number):
+				return record.Clean(target, 256), unanswered
 			}
 		}
 	}
-	return ""
+	return "", unanswered
 }
 
 // statLimit bounds the wait for a file system that has a directory dev.
@@ -128,30 +194,30 @@ const statLimit = time.Second
 // asked: so one thread hangs at most.
 var asking sync.Mutex
 
-// majorOf returns the major number of a character device. It asks the file system for nothing that the kernel
-// does not know (AT_STATX_DONT_SYNC).
-func majorOf(path string) (major uint32, ok bool) {
+// numberOf returns the number of a character device, nil for another file. It asks the file system for nothing
+// that the kernel does not know (AT_STATX_DONT_SYNC), and reports whether it answered.
+func numberOf(path string) (number *deviceNumber, answered bool) {
 	if !asking.TryLock() {
-		return 0, false
+		return nil, false
 	}
-	type result struct {
-		major uint32
-		ok    bool
-	}
-	answered := make(chan result, 1)
+	result := make(chan *deviceNumber, 1)
 	go func() {
 		var st unix.Statx_t
 		err := unix.Statx(unix.AT_FDCWD, path, unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &st)
 		asking.Unlock()
-		answered <- result{st.Rdev_major, err == nil && st.Mode&unix.S_IFMT == unix.S_IFCHR}
+		if err != nil || st.Mode&unix.S_IFMT != unix.S_IFCHR {
+			result <- nil
+			return
+		}
+		result <- &deviceNumber{st.Rdev_major, st.Rdev_minor}
 	}()
 	limit := time.NewTimer(statLimit)
 	defer limit.Stop()
 	select {
-	case r := <-answered:
-		return r.major, r.ok
+	case n := <-result:
+		return n, true
 	case <-limit.C:
-		return 0, false
+		return nil, false
 	}
 }
 

@@ -38,11 +38,25 @@ func (k *runningDaemons) stop() error {
 	return <-k.ended
 }
 
-// stopDaemons stops the driver's daemons.
-func (d *Driver) stopDaemons() error {
+// stopUnusedDaemons stops the driver's daemons if nobody else uses the driver. Otherwise it leaves them to the
+// end of the container and returns why: jobs may end with a daemon, such as the fabric manager.
+func (d *Driver) stopUnusedDaemons() (busy, err error) {
+	if d.daemons == nil {
+		return nil, nil
+	}
+	var own []int
+	for _, s := range d.daemons.Status() {
+		if s.PID != 0 {
+			own = append(own, s.PID)
+		}
+	}
+	if busy := d.System.CheckUsedOnlyBy(own); busy != nil {
+		d.Log.Info("the driver's daemons are left running, for the driver is in use", "by", busy)
+		return busy, nil
+	}
 	k := d.daemons
 	d.daemons = nil
-	return k.stop()
+	return nil, k.stop()
 }
 
 // changes returns a channel that receives when a daemon's state has changed; nil where

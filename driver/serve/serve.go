@@ -122,11 +122,12 @@ func (d *Driver) runLocked(ctx context.Context) error {
 	if ctx.Err() != nil {
 		err = errors.Join(err, d.removeReadyFiles()) // before the daemons are stopped, which takes time
 	}
-	err = errors.Join(err, d.stopDaemons())
+	busy, stopErr := d.stopUnusedDaemons()
+	err = errors.Join(err, stopErr)
 	switch cause := context.Cause(ctx); {
 	case errors.Is(cause, context.Canceled) && (err == nil || errors.Is(err, context.Canceled)):
 		// SIGTERM: the kubelet's grace period bounds the rest.
-		return d.shutDown(context.WithoutCancel(ctx))
+		return d.shutDown(context.WithoutCancel(ctx), busy)
 	case cause != nil && errors.Is(err, context.Canceled):
 		return d.publishFailure(cause) // the other goroutine of Run has failed
 	}
@@ -256,8 +257,8 @@ func (d *Driver) verifySignatures(steps []kernel.Step) error {
 	return nil
 }
 
-// checkLoadedModules returns an error unless the kernel has the image's build of each
-// wanted module.
+// checkLoadedModules returns an error with ReasonTaken unless the kernel has the image's build of each
+// wanted module, and one without a reason if that cannot be read.
 func (d *Driver) checkLoadedModules(s Snapshot) error {
 	loaded, err := d.System.ReadLoaded()
 	if err != nil {
@@ -265,14 +266,23 @@ func (d *Driver) checkLoadedModules(s Snapshot) error {
 	}
 	for _, name := range s.Wanted {
 		l, isLoaded := loaded[name]
+		l = d.System.Describe(l)
+		want := s.Files[name].Info
 		switch {
 		case !isLoaded:
-			return fmt.Errorf("module %s is no longer loaded: somebody unloaded it", name)
-		case !d.System.Describe(l).IsSameBuild(s.Files[name].Info):
-			return fmt.Errorf("module %s in the kernel is not the one of the image: somebody loaded another one", name)
+			return takenError("module %s is no longer loaded: somebody unloaded it", name)
+		case l.SrcVersion == "" && l.BuildID == "" && (want.SrcVersion != "" || want.BuildID != ""):
+			return fmt.Errorf("the build of module %s in the kernel cannot be read from %s/module", name, d.System.Sys)
+		case !l.IsSameBuild(want):
+			return takenError("module %s in the kernel is not the one of the image: somebody loaded another one", name)
 		}
 	}
 	return nil
+}
+
+// takenError returns an error with ReasonTaken.
+func takenError(format string, args ...any) error {
+	return &kernel.Error{Reason: ReasonTaken, Message: fmt.Sprintf(format, args...)}
 }
 
 // mountRoot mounts the driver root.
@@ -290,50 +300,83 @@ func (d *Driver) mountRoot(s Snapshot) error {
 // watchDriver returns an error when another program has removed the driver root or modules, or ctx
 // ends. Meanwhile it publishes the state of the driver's daemons.
 func (d *Driver) watchDriver(ctx context.Context, s Snapshot) error {
-	mounts, err := host.WatchMounts([]string{d.Root})
-	if err != nil {
-		return err
-	}
 	watching, stop := context.WithCancel(ctx)
-	mounted, watchEnded := make(chan struct{}, 1), make(chan error, 1)
+	mounted, ended := make(chan struct{}, 1), make(chan struct{})
 	go func() {
-		watchEnded <- mounts.Run(watching, func() {
-			select {
-			case mounted <- struct{}{}:
-			default:
-			}
-		})
+		defer close(ended)
+		d.watchMounts(watching, mounted)
 	}()
-	recheckTick := time.NewTicker(recheck) // the kernel does not notify of removed modules
-	defer recheckTick.Stop()
-	err = d.checkRoot() // for changes before the watch began
-	for err == nil {
-		select {
-		case <-mounted:
-			err = d.checkRoot()
-		case <-recheckTick.C:
-			if err = d.checkLoadedModules(s); err != nil {
-				err = &kernel.Error{Reason: ReasonTaken, Message: err.Error(), Err: err}
-			}
-		case <-d.daemons.changes():
-			err = d.publishDaemons(s)
-		case err = <-watchEnded:
-			stop()
-			return err
-		}
-	}
-	stop()
-	if watchErr := <-watchEnded; !errors.Is(watchErr, context.Canceled) {
-		err = errors.Join(err, watchErr)
-	}
-	return err
+	defer func() { stop(); <-ended }()
+	tick := time.NewTicker(recheck) // the kernel does not notify of removed modules
+	defer tick.Stop()
+	return d.checkOnEvents(ctx, s, mounted, tick.C)
 }
 
-// checkRoot returns an error if the driver root is no longer mounted.
+// watchMounts sends to changed when mounts at the driver root may have changed, until ctx ends. A watch that
+// fails is begun again: meanwhile checkOnEvents checks the root at each tick.
+func (d *Driver) watchMounts(ctx context.Context, changed chan<- struct{}) {
+	notify := func() {
+		select {
+		case changed <- struct{}{}:
+		default:
+		}
+	}
+	for {
+		watch, err := host.WatchMounts([]string{d.Root})
+		if err == nil {
+			notify() // for changes before the watch began
+			err = watch.Run(ctx, notify)
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		d.Log.Warn("the driver root cannot be watched, and is checked from time to time", "again", recheck, "err", err)
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(recheck):
+		}
+	}
+}
+
+// checkOnEvents checks the driver at each change of mounts and at each tick, until it finds that another program
+// has taken the driver away, or ctx ends. A check that cannot read something proves nothing, and is repeated at
+// the next tick. It publishes the state of the driver's daemons when that changes.
+func (d *Driver) checkOnEvents(ctx context.Context, s Snapshot, mounted <-chan struct{}, ticks <-chan time.Time) error {
+	unread := ""
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-d.daemons.changes():
+			if err := d.publishDaemons(s); err != nil {
+				return err
+			}
+			continue
+		case <-mounted:
+		case <-ticks:
+		}
+		err := d.checkRoot()
+		if err == nil {
+			err = d.checkLoadedModules(s)
+		}
+		switch {
+		case err == nil:
+			unread = ""
+		case ReasonOf(err) == ReasonTaken:
+			return err
+		case err.Error() != unread:
+			unread = err.Error()
+			d.Log.Warn("it cannot be read whether the driver is complete", "again", recheck, "err", err)
+		}
+	}
+}
+
+// checkRoot returns an error with ReasonTaken if the driver root is no longer mounted.
 func (d *Driver) checkRoot() error {
 	isMounted, err := root.IsMounted(d.Root)
 	if err == nil && !isMounted {
-		err = &kernel.Error{Reason: ReasonTaken, Message: d.Root + ": the driver root was unmounted; restart gpu-driver to mount it again"}
+		err = takenError("%s: the driver root was unmounted; restart gpu-driver to mount it again", d.Root)
 	}
 	return err
 }
@@ -365,18 +408,21 @@ func (d *Driver) unloadDriver(ctx context.Context) error {
 	return errors.Join(root.Remove(d.Root), d.removeLoaded(), d.removeFirmware())
 }
 
-// shutDown unloads the driver after SIGTERM, or leaves it if it is in use.
-func (d *Driver) shutDown(ctx context.Context) error {
-	if err := d.removeReadyFiles(); err != nil {
+// shutDown unloads the driver after SIGTERM, or leaves it if it is in use. busy is why the daemons were left;
+// nil: they were stopped.
+func (d *Driver) shutDown(ctx context.Context, busy error) error {
+	err := d.removeReadyFiles()
+	if err != nil {
 		return err
 	}
-	err := d.unloadDriver(ctx)
-	if e, ok := errors.AsType[*kernel.Error](err); ok && e.Reason == kernel.ReasonInUse {
-		d.Log.Info("the driver stays, for it is in use; the next container adopts it", "by", e.Message)
-		return d.publish(nodestate.Degraded, ReasonUnattended, "the driver's container has ended; the driver stays: "+e.Message)
+	if err = busy; err == nil {
+		if err = d.unloadDriver(ctx); err != nil && ReasonOf(err) != kernel.ReasonInUse {
+			return d.publishFailure(err)
+		}
 	}
 	if err != nil {
-		return d.publishFailure(err)
+		d.Log.Info("the driver stays, for it is in use; the next container adopts it", "by", err)
+		return d.publish(nodestate.Degraded, ReasonUnattended, "the driver's container has ended; the driver stays: "+err.Error())
 	}
 	return d.publish(nodestate.Waiting, ReasonStopped, "the driver's container has ended and nobody used the driver: it was unloaded")
 }

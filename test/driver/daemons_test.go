@@ -51,7 +51,7 @@ func TestDaemons(t *testing.T) {
 		vm.Files{
 			"/driver/usr/bin/nvidia-persistenced":                 fake,
 			"/driver/usr/bin/nv-fabricmanager":                    fake,
-			"/driver/usr/share/nvidia/nvswitch/fabricmanager.cfg": {Data: []byte("LOG_LEVEL=4\nDAEMONIZE=1\nFABRIC_MODE=0\nLOG_USE_SYSLOG=1\n")},
+			"/driver/usr/share/nvidia/nvswitch/fabricmanager.cfg": {Data: []byte("LOG_LEVEL=4\nDAEMONIZE=1\nFABRIC_MODE=0\nLOG_USE_SYSLOG=1\nABORT_CUDA_JOBS_ON_FM_EXIT=1\n")},
 			"/driver/var/run":                                     {Link: "/run"},
 		},
 	)})
@@ -91,7 +91,9 @@ func TestDaemons(t *testing.T) {
 	n.waitFor("nvidia-persistenced runs again", func(s nodestate.State) bool { return s.Phase == nodestate.Ready && s.Message == "" })
 	require.NotEqual(t, before, n.pid("nvidia-persistenced"))
 
+	p = n.restartsUnderJob(p)
 	n.ends(p)
+	require.Equal(t, "no CUDA job is aborted\n", n.MustRun(t.Context(), "cat", fabricEnded))
 	require.Empty(t, n.modules())
 	require.Empty(t, strings.TrimSpace(n.Run(t.Context(), "pidof", "nv-fabricmanager", "nvidia-persistenced").Stdout))
 
@@ -101,6 +103,35 @@ func TestDaemons(t *testing.T) {
 	require.Equal(t, 3, r.Code, "%s", r)
 	require.Contains(t, r.Stderr, "DeviceInitFailed: nv-fabricmanager is not ready: exit status 1, started again 0 times; it said: stand-in: fabric manager: NVSwitch 0 does not answer (a stand-in)")
 	t.Log(lastLine(r.Stderr))
+}
+
+// fabricEnded is the file in which the stand-in for the fabric manager records that it was told to end.
+const fabricEnded = "/run/nvidia-fabricmanager/ended"
+
+// restartsUnderJob ends the driver's container while a job has the driver open, as a changed DaemonSet does, and
+// starts it again. The fabric manager is not told to end: it would abort the job.
+func (n *node) restartsUnderJob(p *vm.Process) *vm.Process {
+	n.t.Helper()
+	ctx := n.t.Context()
+	job, fabric, loaded := n.user(), n.pid("nv-fabricmanager"), n.loadedTimes()
+	r := n.ends(p)
+	require.Contains(n.t, r.Stderr, "the driver's daemons are left running, for the driver is in use")
+	require.EqualValues(n.t, "DriverUnattended", n.state().Reason)
+	require.Contains(n.t, n.state().Message, "(sleep) with /dev/nvidiactl")
+	require.NotZero(n.t, n.Run(ctx, "test", "-e", readyFile).Code)
+	require.NotZero(n.t, n.Run(ctx, "test", "-e", fabricEnded).Code, "the fabric manager was told to end")
+	// The container's end kills what is left of it.
+	n.MustRun(ctx, "kill", "-9", fabric, n.pid("nvidia-persistenced"))
+
+	p = n.Start(ctx, vm.Command{Args: []string{"gpu-driver", "run", "--listen="}})
+	n.until(p, "adopted=true loaded=0")
+	require.NotEqual(n.t, fabric, n.pid("nv-fabricmanager"))
+	_, ended := job.Output(ctx)
+	require.False(n.t, ended, "the job ended")
+	require.Equal(n.t, loaded, n.loadedTimes())
+	require.NotZero(n.t, n.Run(ctx, "test", "-e", fabricEnded).Code)
+	n.kill(job)
+	return p
 }
 
 // pid returns the process number in the PID file of a daemon.

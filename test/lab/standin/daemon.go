@@ -7,6 +7,8 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -50,5 +52,27 @@ func serveDaemon(pidFile string) error {
 		return err
 	}
 	<-ended
+	if filepath.Base(os.Args[0]) == "nv-fabricmanager" {
+		if err := recordEnd(); err != nil {
+			return err
+		}
+	}
 	return os.Remove(pidFile)
+}
+
+// recordEnd writes what a fabric manager does when it is told to end: unless its configuration says otherwise it
+// aborts all CUDA jobs (Fabric Manager User Guide, ABORT_CUDA_JOBS_ON_FM_EXIT).
+func recordEnd() error {
+	if len(os.Args) < 3 || os.Args[1] != "-c" {
+		return fmt.Errorf("fabric manager: want -c FILE, not %q", os.Args[1:])
+	}
+	config, err := os.ReadFile(os.Args[2])
+	if err != nil {
+		return err
+	}
+	text := "all CUDA jobs are aborted\n"
+	if slices.Contains(strings.Split(string(config), "\n"), "ABORT_CUDA_JOBS_ON_FM_EXIT=0") {
+		text = "no CUDA job is aborted\n"
+	}
+	return os.WriteFile("/run/nvidia-fabricmanager/ended", []byte(text), 0o644)
 }
