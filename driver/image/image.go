@@ -151,7 +151,7 @@ func parseLabels(config *v1.ConfigFile) ([]Modules, error) {
 // CheckRepository rejects anything but the name of a repository: "registry.example.com/gpu/driver".
 func CheckRepository(repository string) error {
 	if _, err := name.NewRepository(repository, name.WeakValidation); err != nil {
-		return fmt.Errorf("%q is not a repository; write a registry and a path, without tag and digest: registry.example.com/gpu/driver", sanitizeText(repository))
+		return fmt.Errorf("%q is not a repository; write a registry and a path in lower case, without tag and digest: registry.example.com/gpu/driver", sanitizeText(repository))
 	}
 	return nil
 }

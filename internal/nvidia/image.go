@@ -106,9 +106,10 @@ var tagPattern = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$`)
 // DriverTag returns the tag of a driver's image for a kernel and an operating system,
 // "535.309.01-6.1.0-50-amd64-debian12". The kernel is written as by TagKernel.
 func DriverTag(version, kernel, osTag string) (string, error) {
-	tag := version + "-" + TagKernel(kernel) + "-" + osTag
+	part := TagKernel(kernel)
+	tag := version + "-" + part + "-" + osTag
 	switch {
-	case version == "" || kernel == "" || osTag == "":
+	case version == "" || part == "" || osTag == "":
 		return "", fmt.Errorf("a tag needs the driver's version (%q), the kernel (%q) and the tag of the operating system (%q)", version, kernel, osTag)
 	case !tagPattern.MatchString(tag):
 		return "", fmt.Errorf("%q can be no tag of an image", record.Clean(tag, 200))
@@ -116,6 +117,9 @@ func DriverTag(version, kernel, osTag string) (string, error) {
 	return tag, nil
 }
 
-// TagKernel returns a kernel's release as written in tags: "6.12.95+deb12-amd64" is
-// "6.12.95_deb12-amd64", since a tag has no "+".
-func TagKernel(release string) string { return strings.ReplaceAll(release, "+", "_") }
+// TagKernel returns a kernel's release as written in tags, which is as Node Feature Discovery writes it in
+// its label: "6.12.95+deb12-amd64" is "6.12.95_deb12-amd64", since neither has a "+", and "6.8.0+" of a
+// kernel with local changes is "6.8.0". Capitals stay.
+func TagKernel(release string) string {
+	return strings.Trim(strings.ReplaceAll(release, "+", "_"), "-_.")
+}

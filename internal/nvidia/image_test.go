@@ -11,12 +11,14 @@ func TestDriverTag(t *testing.T) {
 	for kernel, want := range map[string]string{
 		"4.18.0-372.51.1.el8_6.x86_64": "525.105.17-4.18.0-372.51.1.el8_6.x86_64-rhcos4.12",
 		"6.12.95+deb12-cloud-amd64":    "525.105.17-6.12.95_deb12-cloud-amd64-rhcos4.12",
+		"6.8.0+":                       "525.105.17-6.8.0-rhcos4.12",
+		"6.8.0-1015-NVIDIA":            "525.105.17-6.8.0-1015-NVIDIA-rhcos4.12",
 	} {
 		tag, err := DriverTag("525.105.17", kernel, "rhcos4.12")
 		require.NoError(t, err)
 		require.Equal(t, want, tag)
 	}
-	for _, kernel := range []string{"", "a/b", strings.Repeat("1", 130)} {
+	for _, kernel := range []string{"", "+", "a/b", strings.Repeat("1", 130)} {
 		_, err := DriverTag("1", kernel, "os")
 		require.Error(t, err)
 	}

@@ -28,7 +28,7 @@ func Choose(spec *v1.ClusterPolicySpec, pool fleet.Pool, node string, f Facts) C
 		return chooseNone(pool, node)
 	case pool.OS == "":
 		return Choice{Pool: pool, Problem: c.problem(OSUnknown,
-			"the operating system of node %s is unknown: NFD has not labelled it with %s and %s, and the kubelet reports none that has driver images; install NFD or set these labels",
+			"the operating system of node %s is unknown: neither its labels %s and %s nor what the kubelet reports make the end of a driver image's tag; install NFD, or correct these labels",
 			node, label.OSID, label.OSVersion)}
 	case spec.Driver.Precompiled():
 		return c.precompiled()
@@ -284,14 +284,14 @@ func (c *chooser) isNVIDIAs(image string) bool {
 	return at == nvidia.Vendor+"/driver" || at == c.facts.NVIDIA.Repository+"/"+c.facts.NVIDIA.Image
 }
 
-// referencePattern matches a valid image reference: a path, and a tag or a digest
+// referencePattern matches a valid image reference: a registry, a path in lower case, and a tag or a digest
 // (github.com/distribution/reference).
-var referencePattern = regexp.MustCompile(`^[a-zA-Z0-9\[][a-zA-Z0-9._/:\[\]-]*(:[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}|@sha256:[0-9a-f]{64})$`)
+var referencePattern = regexp.MustCompile(`^([a-zA-Z0-9\[][a-zA-Z0-9.:\[\]-]*/)?[a-z0-9][a-z0-9._/-]*(:[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}|@sha256:[0-9a-f]{64})$`)
 
 // unusableImage returns why a driver image cannot exist; nil if it can.
 func (c *chooser) unusableImage(image string) *Problem {
 	if !referencePattern.MatchString(image) {
-		return c.problem(ImageInvalid, "spec.driver's repository, image and version make %q for node %s, which is no image with a tag; correct them", image, c.node)
+		return c.problem(ImageInvalid, "spec.driver's repository, image and version make %q for node %s, which is no image with a path in lower case and a tag; correct them", image, c.node)
 	}
 	if _, version, _ := strings.Cut(strings.TrimPrefix(image, Repository(image)), ":"); c.isNVIDIAs(image) && !strings.Contains(image, "@") {
 		if _, ok := nvidia.DriverSystem(c.pool.OS, version); !ok {

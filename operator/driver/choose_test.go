@@ -7,9 +7,12 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"pgregory.net/rapid"
 
+	"github.com/gpuready/gpuready/internal/nvidia"
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/label"
@@ -247,6 +250,75 @@ func TestVersionOfOurDriverImage(t *testing.T) {
 	require.Equal(t, "535.104.05", version("latest", "", Unknown, "535.104.05"), "the registry is away")
 	require.Empty(t, version("latest", "true", Present, ""))
 	require.Empty(t, Version("535."+strings.Repeat("1", 100)), "a tag has at most 128 characters")
+}
+
+// realKernels are releases as uname -r prints them, and what NFD makes of those in its label.
+var realKernels = map[string]string{
+	"5.14.0-503.11.1.el9_5.x86_64":        "5.14.0-503.11.1.el9_5.x86_64",
+	"5.14.0-503.11.1.el9_5.x86_64+rt":     "5.14.0-503.11.1.el9_5.x86_64_rt",
+	"5.14.0-503.11.1.el9_5.aarch64":       "5.14.0-503.11.1.el9_5.aarch64",
+	"5.14.0-503.11.1.el9_5.aarch64+64k":   "5.14.0-503.11.1.el9_5.aarch64_64k",
+	"6.12.0-55.9.1.el10_0.x86_64":         "6.12.0-55.9.1.el10_0.x86_64",
+	"6.12.0-55.9.1.el10_0.aarch64+64k":    "6.12.0-55.9.1.el10_0.aarch64_64k",
+	"6.12.0-55.9.1.el10_0.x86_64+rt":      "6.12.0-55.9.1.el10_0.x86_64_rt",
+	"6.8.0-1021-aws":                      "6.8.0-1021-aws",
+	"6.8.0-1020-azure":                    "6.8.0-1020-azure",
+	"6.8.0-1020-gcp":                      "6.8.0-1020-gcp",
+	"6.8.0-1019-nvidia-64k":               "6.8.0-1019-nvidia-64k",
+	"6.8.0-51-generic-64k":                "6.8.0-51-generic-64k",
+	"6.8.1-1015-realtime":                 "6.8.1-1015-realtime",
+	"6.1.119-129.201.amzn2023.x86_64":     "6.1.119-129.201.amzn2023.x86_64",
+	"6.6.64.2-9.azl3":                     "6.6.64.2-9.azl3",
+	"6.12.9-200.fc41.x86_64":              "6.12.9-200.fc41.x86_64",
+	"6.12.95+deb12-cloud-amd64":           "6.12.95_deb12-cloud-amd64",
+	"6.4.0-150600.23.47-default":          "6.4.0-150600.23.47-default",
+	"6.4.0-150600.8.23-azure":             "6.4.0-150600.8.23-azure",
+	"4.19.90-89.11.v2401.ky10.x86_64":     "4.19.90-89.11.v2401.ky10.x86_64",
+	"5.15.0-205.149.5.1.el9uek.x86_64":    "5.15.0-205.149.5.1.el9uek.x86_64",
+	"6.8.0-ACME+":                         "6.8.0-ACME", // of people who build their own
+	"6.8.0-rc1-00012-g1234567890ab-dirty": "6.8.0-rc1-00012-g1234567890ab-dirty",
+}
+
+// The operator names the image by NFD's label, the driver container and make image by uname -r: all find
+// the same. The name of its DaemonSet is its own.
+func TestTagsOfRealKernels(t *testing.T) {
+	ids := map[string]string{}
+	for kernel, labelled := range realKernels {
+		want, err := nvidia.DriverTag("535", kernel, "rhel9.5")
+		require.NoError(t, err, kernel)
+		for name, n := range map[string]*corev1.Node{
+			"NFD's label":      {ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{label.Kernel: labelled, label.OSID: "rhel", label.OSVersion: "9.5"}}},
+			"as kubelet tells": {Status: corev1.NodeStatus{NodeInfo: corev1.NodeSystemInfo{KernelVersion: kernel, OSImage: "Red Hat Enterprise Linux 9.5 (Plow)"}}},
+		} {
+			pool := fleet.Observe(n).Pool
+			require.Equal(t, labelled, pool.Kernel, "%s of %s", name, kernel)
+			choice := Choose(precompiled(elsewhere), pool, "a", facts(Presence{State: Present}))
+			require.Nil(t, choice.Problem, kernel)
+			require.Equal(t, "registry.example/driver:"+want, choice.Image, "%s of %s", name, kernel)
+			require.Empty(t, validation.IsValidLabelValue(choice.ID), choice.ID)
+			require.Empty(t, validation.IsDNS1123Subdomain(choice.Name), choice.Name)
+			if other, taken := ids[choice.ID]; taken {
+				require.Equal(t, kernel, other, choice.ID)
+			}
+			ids[choice.ID] = kernel
+		}
+	}
+}
+
+// A registry has no path with capitals, and tags with them.
+func TestCapitalsInAnImage(t *testing.T) {
+	for repository, good := range map[string]bool{
+		"registry.example/gpu": true, "Registry.Example:5000/gpu": true, "[fd00::1]:5000/gpu": true, "localhost/gpu": true,
+		"registry.example/GPU": false, "registry.example/gpu/Nvidia": false,
+	} {
+		choice := Choose(policy(func(s *v1.ClusterPolicySpec) { s.Driver.Repository, s.Driver.Version = repository, "535.104.05-RC1" }), ubuntu, "a", facts(Presence{State: Present}))
+		if good {
+			require.Nil(t, choice.Problem, repository)
+			continue
+		}
+		require.Equal(t, ImageInvalid, choice.Problem.Reason, repository)
+		require.Contains(t, choice.Problem.Message, "no image with a path in lower case and a tag")
+	}
 }
 
 func TestADaemonSetServesTheNodesItWasMadeFor(t *testing.T) {

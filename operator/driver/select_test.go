@@ -86,7 +86,7 @@ func TestChoiceOfAnNVIDIADriver(t *testing.T) {
 		"none":     {Reason: NoDriverSelected, Message: "no NVIDIADriver selects node n1, which keeps what it has: label the node, or create an NVIDIADriver with spec.default", Keep: true},
 		"vms":      {Reason: DriverTypeNotServed, Message: "NVIDIADriver vms: driverType is vgpu-host-manager, and gpuready serves containers only: keep NVIDIA's operator for nodes with virtual machines", Keep: true},
 		"affinity": {Reason: SelectorInvalid, Message: `NVIDIADriver affinity: spec.nodeAffinity is not valid in Kubernetes: operator: Invalid value: "": "" is not a valid label selector operator; correct it`, Keep: true},
-		"wrong":    {Reason: ImageInvalid, Message: `NVIDIADriver wrong: its spec's repository, image and version make "r/a b:580.105.08-ubuntu22.04" for node n1, which is no image with a tag; correct them`, Keep: true},
+		"wrong":    {Reason: ImageInvalid, Message: `NVIDIADriver wrong: its spec's repository, image and version make "r/a b:580.105.08-ubuntu22.04" for node n1, which is no image with a path in lower case and a tag; correct them`, Keep: true},
 	} {
 		choice := choose(tier)
 		require.NotNil(t, choice.Problem, tier)

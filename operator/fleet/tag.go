@@ -59,10 +59,11 @@ func major(version string) string {
 	return first
 }
 
-// validTag reports whether s can be part of an image's tag and of a label's value.
+// validTag reports whether s can be part of an image's tag and of a label's value. Both may have
+// capitals, as in kylinV10.
 func validTag(s string) bool {
 	for _, r := range s {
-		if !strings.ContainsRune("abcdefghijklmnopqrstuvwxyz0123456789._-", r) {
+		if !strings.ContainsRune("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-", r) {
 			return false
 		}
 	}

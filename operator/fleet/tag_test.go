@@ -77,6 +77,8 @@ func TestTagsOfUnusualValues(t *testing.T) {
 		{"rhel", "", "9.4", "", "rhel9.4"},
 		{"RHEL", "8.10", "", "", "rhel8.10"},
 		{"rhel", "10", "", "", "rhel10"},
+		{"kylin", "V10", "", "", "kylinV10"},
+		{"openEuler", "22.03", "", "", "openeuler22.03"},
 		{"debian", "", "", "", ""},
 		{"", "12", "", "", ""},
 		{"arch", "rolling release", "", "", ""},

@@ -73,6 +73,8 @@ func TestInvalidVariableIsReported(t *testing.T) {
 		`DRIVER_SHA256 is for an installer`:                       func(s *Settings) { s.Source, s.SHA256 = os.TempDir(), strings.Repeat("0", 64) },
 		`KERNEL_VERSION is not set`:                               func(s *Settings) { s.Kernels = nil },
 		`and TARGET_ARCH is ` + machineArch():                     func(s *Settings) { s.Kernels = []string{"5.14.0-1.el9." + other} },
+		other + `+64k is of ` + other:                             func(s *Settings) { s.Kernels = []string{"5.14.0-1.el9." + other + "+64k"} },
+		`IMAGE_REGISTRY, IMAGE_NAME: "registry.example/GPU/drive`: func(s *Settings) { s.ImageRegistry = "registry.example/GPU" },
 		`RHEL_MAJOR is 8, and RHEL_VERSION is 9.4`:                func(s *Settings) { s.RHELMajor, s.RHELVersion = "8", "9.4" },
 		`names 2 images for 1 kernels`:                            func(s *Settings) { s.DriverToolkitImages = []string{"a", "b"} },
 		`CONTAINER_TOOL is "kaniko"`:                              func(s *Settings) { s.ContainerTool = "kaniko" },

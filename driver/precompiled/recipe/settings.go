@@ -322,8 +322,8 @@ func (s *Settings) checkKernel(release string) error {
 	if !releasePattern.MatchString(release) || strings.Contains(release, "..") {
 		return fmt.Errorf("KERNEL_VERSION %q is not the release of a kernel, as uname -r prints it", record.Clean(release, 100))
 	}
-	base, _, _ := strings.Cut(release, "+")
-	if arch := base[strings.LastIndexByte(base, '.')+1:]; (arch == "x86_64" || arch == "aarch64") && arch != s.TargetArch {
+	plain, _, _ := strings.Cut(release, "+") // 5.14.0-503.11.1.el9_5.aarch64+64k
+	if arch := plain[strings.LastIndexByte(plain, '.')+1:]; (arch == "x86_64" || arch == "aarch64") && arch != s.TargetArch {
 		return fmt.Errorf("KERNEL_VERSION %s is of %s, and TARGET_ARCH is %s", release, arch, s.TargetArch)
 	}
 	_, err := s.tag(release)
