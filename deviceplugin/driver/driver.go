@@ -15,6 +15,7 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/gpu/nvml"
 	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/internal/library"
 )
 
 // Containerised is the host path of a driver container's root.
@@ -65,22 +66,22 @@ func (p Place) roots() []string {
 }
 
 // watchedPaths returns the files whose appearance may mean that there is a driver, or
-// another one: the library in the folders that distributions use, and the control
+// another one: the libraries in all folders of drivers, the loader's cache, and the control
 // devices of driver and unified memory.
-func (p Place) watchedPaths() []string {
-	var paths []string
-	for _, root := range p.roots() {
-		for _, name := range []string{
-			"usr/lib64", "usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib",
-			"lib64", "lib", "usr/local/lib", "usr/local/nvidia/lib64",
-		} {
-			dir := filepath.Join("/", p.HostRoot, root, name)
-			paths = append(paths, filepath.Join(dir, "libnvidia-ml.so.1"), filepath.Join(dir, "libcuda.so.1"))
-		}
-		dev := filepath.Join("/", p.HostRoot, root, "dev")
-		paths = append(paths, filepath.Join(dev, "nvidiactl"), filepath.Join(dev, "nvidia-uvm"))
+func (p Place) watchedPaths() ([]string, error) {
+	root, err := host.Open(filepath.Join("/", p.HostRoot))
+	if err != nil {
+		return nil, err
 	}
-	return paths
+	defer root.Close()
+	var paths []string
+	for _, dir := range p.roots() {
+		for _, file := range append(library.WatchedFiles(root, dir, "libnvidia-ml.so.1", "libcuda.so.1"),
+			filepath.Join(dir, "dev/nvidiactl"), filepath.Join(dir, "dev/nvidia-uvm")) {
+			paths = append(paths, root.Path(file))
+		}
+	}
+	return paths, nil
 }
 
 func (p Place) watchDevices() func(context.Context, func(host.DeviceEvent)) error {
@@ -109,12 +110,16 @@ func (p Place) watchUntil(ctx context.Context, moreFiles []string, check func() 
 	if check() {
 		return nil
 	}
+	files, err := p.watchedPaths()
+	if err != nil {
+		return err
+	}
 	changed := make(chan struct{}, 1)
 	group, ctx := errgroup.WithContext(ctx)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	group.Go(func() error {
-		return host.Watch(ctx, append(p.watchedPaths(), moreFiles...), p.mountableRoots(), notifier(changed))
+		return host.Watch(ctx, append(files, moreFiles...), p.mountableRoots(), notifier(changed))
 	})
 	devices := make(chan struct{}, 1)
 	group.Go(func() error {

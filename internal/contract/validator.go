@@ -66,7 +66,7 @@ var validatorReasons = []group{
 			Meaning: "libcuda or the JIT compiler is of another version than libnvidia-ml",
 			Next:    "install all user libraries of one version",
 		},
-		{Reason: "LibcudaMissing", Meaning: "libnvidia-ml has no libcuda beside it", Next: "install the whole driver"},
+		{Reason: "LibcudaMissing", Meaning: "the driver has libnvidia-ml and no libcuda", Next: "install the whole driver"},
 		{
 			Reason:  "DeviceNodesNotPermitted",
 			Meaning: "the device nodes cannot be opened from here",

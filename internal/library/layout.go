@@ -9,7 +9,7 @@ import (
 	"github.com/gpuready/gpuready/internal/host"
 )
 
-// layout names the folders in which a distribution or an installer puts the driver's libraries.
+// A layout names the folders in which a distribution or an installer puts the driver's libraries.
 type layout struct {
 	name    string
 	folders []string // below a driver root; "*" in the last part matches as in path.Match, TRIPLET is that of the machine

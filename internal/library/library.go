@@ -150,6 +150,18 @@ func (f *Finder) Find(name, version string) (real string, found bool) {
 	return real, found
 }
 
+// Holding returns the folders that hold libraries of a version of the driver, in the order of preference.
+func (f *Finder) Holding(version string) []string {
+	var holding []string
+	for folder := range f.Folders() {
+		names, err := Names(f.root, folder.Path)
+		if err == nil && slices.ContainsFunc(names, func(name string) bool { return strings.HasPrefix(name, "lib") && Version(name) == version }) {
+			holding = append(holding, folder.Path)
+		}
+	}
+	return holding
+}
+
 func (f *Finder) isLoadable(p string) bool {
 	file, err := f.root.OpenFile(p)
 	if err != nil {

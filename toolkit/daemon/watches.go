@@ -2,9 +2,9 @@ package daemon
 
 import (
 	"path"
-	"runtime"
 
 	"github.com/gpuready/gpuready/internal/cdi"
+	"github.com/gpuready/gpuready/internal/library"
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/toolkit/setup"
 	"github.com/gpuready/gpuready/toolkit/spec"
@@ -18,15 +18,13 @@ func (d *Daemon) setWatches() (more bool, err error) {
 	if d.Config.DriverRoot == "" {
 		roots["/"], roots[setup.ContainerRoot] = true, true
 	}
-	triplet := map[string]string{"amd64": "x86_64-linux-gnu", "arm64": "aarch64-linux-gnu"}[runtime.GOARCH]
 	var targets []watch.Target
 	add := func(dir, pattern string, means watch.Meaning) {
 		targets = append(targets, watch.Target{Dir: dir, Pattern: pattern, Means: means})
 	}
 	for root := range roots {
-		for _, dir := range []string{"usr/lib64", "usr/lib/" + triplet, "usr/lib/" + triplet + "/nvidia/current"} {
-			add(path.Join(root, dir), "libnvidia-*", filesChanged)
-			add(path.Join(root, dir), "libcuda*", filesChanged)
+		for _, p := range library.WatchedFiles(d.Root, root, "libnvidia-*", "libcuda*") {
+			add(path.Dir(p), path.Base(p), filesChanged)
 		}
 		// The driver's container creates these when it is done.
 		add(path.Join(root, "dev"), "nvidia*", devicesChanged)

@@ -102,8 +102,8 @@ type Reading struct {
 // Driver is the proven driver, on which the later steps build.
 type Driver struct {
 	Info    nodestate.DriverInfo
-	DevRoot string // host path
-	LibDir  string // the folder of its libraries, as this process sees it
+	DevRoot string   // host path
+	LibDirs []string // the folders of its libraries, as this process sees them: first that of libnvidia-ml
 	// Module identifies one loading of the kernel module; "": not known, as with a simulated driver.
 	Module string
 	GPUs   []gpu.Device
@@ -150,13 +150,16 @@ func (d Driver) Subject() string {
 // Files identifies the driver, as it is loaded, and the files of it that a CUDA program loads.
 func (d Driver) Files() string {
 	var b strings.Builder
-	fmt.Fprint(&b, d.Info, d.LibDir)
+	fmt.Fprint(&b, d.Info, d.LibDirs)
 	if d.Module != "" {
 		fmt.Fprint(&b, " ", d.Module)
 	}
 	for _, library := range []string{"libcuda.so.1", "libnvidia-ml.so.1"} {
-		if info, err := os.Stat(d.LibDir + "/" + library); err == nil {
-			fmt.Fprint(&b, " ", info.Size(), " ", info.ModTime().UnixNano())
+		for _, dir := range d.LibDirs {
+			if info, err := os.Stat(dir + "/" + library); err == nil {
+				fmt.Fprint(&b, " ", info.Size(), " ", info.ModTime().UnixNano())
+				break
+			}
 		}
 	}
 	return b.String()

@@ -2,6 +2,7 @@ package check
 
 import (
 	"context"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -23,13 +24,13 @@ func pipelineWhere(outcomes map[readiness.Layer]Outcome) (Pipeline, *[]readiness
 	}
 	r := Pipeline{
 		Driver: func(context.Context, Node) (Driver, Outcome) {
-			return Driver{LibDir: "/lib"}, of(readiness.Driver)
+			return Driver{LibDirs: []string{"/lib"}}, of(readiness.Driver)
 		},
 		Begin: func(l readiness.Layer) { began = append(began, l) },
 	}
 	for _, l := range readiness.Layers()[1:] {
 		r.Steps = append(r.Steps, Step{Layer: l, Check: func(_ context.Context, _ Node, d Driver) Outcome {
-			if d.LibDir != "/lib" {
+			if !slices.Equal(d.LibDirs, []string{"/lib"}) {
 				return Fail("NoDriver", "the driver was not handed on", "")
 			}
 			return of(l)

@@ -4,21 +4,15 @@ import (
 	"context"
 	"errors"
 	"path"
-	"slices"
 	"sync"
 
 	"golang.org/x/sync/errgroup"
 
 	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/internal/library"
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/validator/check"
 )
-
-// libraryDirs lists the folders where distributions put a driver's libraries.
-var libraryDirs = []string{
-	"usr/lib64", "usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib",
-	"usr/lib/x86_64-linux-gnu/nvidia/current", "usr/lib/aarch64-linux-gnu/nvidia/current", "usr/local/nvidia/lib64",
-}
 
 // Watch calls changed immediately, and then whenever something that a layer depends
 // on may have changed, until ctx ends.
@@ -49,26 +43,34 @@ func Watch(ctx context.Context, node check.Node, changed func()) error {
 	return group.Wait()
 }
 
+// driverRoots returns the host paths of the roots that may hold a driver.
 func driverRoots(node check.Node) []string {
 	if node.DriverRoot != "" {
-		return []string{node.Root.Path(node.DriverRoot)}
+		return []string{node.DriverRoot}
 	}
-	return []string{node.Root.Path(check.ContainerRoot), node.Root.Path("/")}
+	return []string{check.ContainerRoot, "/"}
 }
 
 // mountableRoots returns the driver roots that may appear as a mount. It leaves out the
 // host's own root, below which pods mount all the time.
 func mountableRoots(node check.Node) []string {
-	return slices.DeleteFunc(driverRoots(node), func(p string) bool { return p == node.Root.Path("/") })
+	var roots []string
+	for _, root := range driverRoots(node) {
+		if p := node.Root.Path(root); p != node.Root.Path("/") {
+			roots = append(roots, p)
+		}
+	}
+	return roots
 }
 
 // watchedFiles returns patterns of the files whose change can change an outcome.
 func watchedFiles(node check.Node) []string {
 	var patterns []string
 	for _, root := range driverRoots(node) {
-		for _, dir := range libraryDirs {
-			patterns = append(patterns, path.Join(root, dir, "libnvidia-ml.so.*"), path.Join(root, dir, "libcuda.so.*"))
+		for _, p := range library.WatchedFiles(node.Root, root, "libnvidia-ml.so.*", "libcuda.so.*") {
+			patterns = append(patterns, node.Root.Path(p))
 		}
+		root = node.Root.Path(root)
 		patterns = append(patterns,
 			path.Join(root, "dev/nvidia*"), path.Join(root, "dev/nvidia-caps/*"), path.Join(root, "dev/gdrdrv"),
 			// Useful for a stand-in only: the real /proc sends no events.

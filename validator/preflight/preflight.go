@@ -259,7 +259,7 @@ func (b bench) peers(ctx context.Context, p phase, units []check.Unit, wrong map
 
 // runSample runs a sample on cpus, nil: on any.
 func (b bench) runSample(ctx context.Context, name string, args func(bool) []string, ids []gpu.UUID, cpus []int, end time.Time) probe.SampleResult {
-	j := probe.SampleJob{Name: name, Path: b.o.Find(name), Devices: ids, CPUs: cpus, LibDir: b.driver.LibDir, Timeout: time.Until(end)}
+	j := probe.SampleJob{Name: name, Path: b.o.Find(name), Devices: ids, CPUs: cpus, LibDirs: b.driver.LibDirs, Timeout: time.Until(end)}
 	if args != nil {
 		j.Args = args(b.driver.Info.Simulated)
 	}

@@ -46,7 +46,7 @@ type SampleJob struct {
 	MPSPipe string     // the folder of the pipes of an MPS control daemon, whose client it is to be; "": none
 	MPSShm  string     // the folder that the daemon's clients see as /dev/shm
 	CPUs    []int      // to run on; nil: any
-	LibDir  string     // of the driver's libraries
+	LibDirs []string   // of the driver's libraries
 	Timeout time.Duration
 }
 
@@ -177,7 +177,7 @@ func RunSample(ctx context.Context, j SampleJob) SampleResult {
 	cmd.Env = []string{
 		"PATH=" + os.Getenv("PATH"),
 		"CUDA_VISIBLE_DEVICES=" + strings.Join(visible, ","),
-		"LD_LIBRARY_PATH=" + j.LibDir,
+		"LD_LIBRARY_PATH=" + strings.Join(j.LibDirs, ":"),
 		"CUDA_CACHE_DISABLE=1", // a read-only root has no place for one
 	}
 	if j.MPSPipe != "" {

@@ -21,7 +21,7 @@ func job(t *testing.T, script string) SampleJob {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "bandwidth")
 	built.Script(t, path, script)
-	return SampleJob{Name: "bandwidth", Path: path, Devices: []gpu.UUID{"GPU-a"}, LibDir: "/drivers lib", Timeout: time.Minute}
+	return SampleJob{Name: "bandwidth", Path: path, Devices: []gpu.UUID{"GPU-a"}, LibDirs: []string{"/drivers lib"}, Timeout: time.Minute}
 }
 
 const good = `{"passed": true, "uuid": "GPU-a", "figures": [{"name": "copy", "value": 3.1e12, "unit": "B/s", "peak": 3.35e12}]}`

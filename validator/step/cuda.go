@@ -309,7 +309,7 @@ func sampleAction(units []check.Unit, results []unitResult) string {
 // pipe of mps is "".
 func runVectorAdd(ctx context.Context, node check.Node, driver check.Driver, u check.Unit, mps mpsShare) probe.SampleResult {
 	r := probe.RunSample(ctx, probe.SampleJob{
-		Name: "vectoradd", Path: node.VectorAdd, Devices: []gpu.UUID{u.UUID}, MPSPipe: mps.pipe, MPSShm: mps.shm, LibDir: driver.LibDir, Timeout: node.CUDATimeout,
+		Name: "vectoradd", Path: node.VectorAdd, Devices: []gpu.UUID{u.UUID}, MPSPipe: mps.pipe, MPSShm: mps.shm, LibDirs: driver.LibDirs, Timeout: node.CUDATimeout,
 	})
 	if r.Outcome == probe.SamplePassed && r.Answer.Simulated != driver.Info.Simulated {
 		r.Outcome = probe.SampleFailed

@@ -91,7 +91,7 @@ func TestWhatChangesTheDriverOrTheBootEndsTheProof(t *testing.T) {
 	k := newKeeper(t, 1)
 	libs := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(libs, "libcuda.so.1"), []byte("a"), 0o644))
-	k.d.LibDir = libs
+	k.d.LibDirs = []string{libs}
 	k.node.Injection = "base1.whole1"
 	_, ran := k.restart()
 	require.Len(t, ran, 1)

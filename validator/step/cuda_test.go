@@ -29,7 +29,7 @@ func cudaTestNode(t *testing.T, script string) check.Node {
 }
 
 func cudaTestDriver(n int) check.Driver {
-	return check.Driver{Info: nodestate.DriverInfo{Root: "/", Version: "580.95.05"}, LibDir: "/drivers lib", GPUs: gputest.Node("a100-80gb", n).Devices}
+	return check.Driver{Info: nodestate.DriverInfo{Root: "/", Version: "580.95.05"}, LibDirs: []string{"/drivers lib"}, GPUs: gputest.Node("a100-80gb", n).Devices}
 }
 
 func TestEveryGPUAndMIGDeviceIsTried(t *testing.T) {

@@ -5,13 +5,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/internal/injection"
+	"github.com/gpuready/gpuready/internal/library"
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/internal/readiness"
 	"github.com/gpuready/gpuready/validator/check"
@@ -84,8 +85,17 @@ func CheckDriver(ctx context.Context, node check.Node, read ReadNVML) (check.Dri
 			CUDAVersion: s.Driver.CUDAVersion, Simulated: s.Driver.Simulated,
 		},
 		DevRoot: node.DevRoot,
-		LibDir:  filepath.Dir(reading.Library),
+		LibDirs: []string{filepath.Dir(reading.Library)},
 		GPUs:    s.Devices,
+	}
+	found, err := findLibraries(node, reading.Library)
+	if err != nil {
+		return check.Driver{}, h.nvmlFailure(err)
+	}
+	for _, dir := range found.dirs {
+		if !slices.Contains(d.LibDirs, dir) {
+			d.LibDirs = append(d.LibDirs, dir)
+		}
 	}
 	if !d.Info.Simulated {
 		d.Module = openKernel(node).Loading("nvidia")
@@ -97,7 +107,7 @@ func CheckDriver(ctx context.Context, node check.Node, read ReadNVML) (check.Dri
 		}
 	}
 	for _, verify := range []func(hardware, check.Driver, check.Reading) *check.Outcome{
-		checkSimulation, checkVersions, checkLibcuda, checkLibraries, checkUsable, checkComplete, checkNodes,
+		checkSimulation, checkVersions, found.checkLibcuda, found.checkVersions, checkUsable, checkComplete, checkNodes,
 	} {
 		if failed := verify(h, d, reading); failed != nil {
 			return check.Driver{}, *failed
@@ -107,7 +117,7 @@ func CheckDriver(ctx context.Context, node check.Node, read ReadNVML) (check.Dri
 		Driver: &d.Info, HostRoot: node.Root.Dir(), DevRoot: d.DevRoot, GPUs: len(d.Units()),
 		Summary: fmt.Sprintf("%s, driver %s, CUDA %s", describeGPUs(d.GPUs), d.Info.Version, d.Info.CUDAVersion),
 	}
-	return d, check.NewPass(proof, h.notes(d)...)
+	return d, check.NewPass(proof, h.notes(d, found.jit != "")...)
 }
 
 // injectionMissing refuses the layer if this container waits for the injection of the GPUs on a node
@@ -202,7 +212,7 @@ func checkVersions(h hardware, d check.Driver, r check.Reading) *check.Outcome {
 		return failed(reasonModuleMissing, "/proc/driver/nvidia/version is not there, so no nvidia kernel module is loaded",
 			"load it with modprobe nvidia")
 	}
-	for _, version := range []string{versionSuffix(r.Library), d.Info.Version} {
+	for _, version := range []string{library.Version(r.Library), d.Info.Version} {
 		if version != "" && version != h.module {
 			return versionMismatch(version, h.module)
 		}
@@ -216,10 +226,10 @@ func versionMismatch(library, module string) *check.Outcome {
 		"finish the upgrade: reload the kernel modules (no process may use a GPU then) or reboot")
 }
 
-// checkLibcuda checks that libcuda, which CUDA programs load, is beside libnvidia-ml.
-func checkLibcuda(h hardware, d check.Driver, _ check.Reading) *check.Outcome {
-	if _, err := filepath.EvalSymlinks(filepath.Join(d.LibDir, "libcuda.so.1")); err != nil {
-		return failed(reasonCUDALibrary, "there is no libcuda.so.1 in "+h.onHost(d.LibDir)+", where libnvidia-ml.so.1 is",
+// checkLibcuda checks that there is a libcuda, which CUDA programs load.
+func (l libraries) checkLibcuda(h hardware, d check.Driver, _ check.Reading) *check.Outcome {
+	if l.cuda == "" {
+		return failed(reasonCUDALibrary, "there is no libcuda.so.1 in "+h.onHost(d.LibDirs[0])+", where libnvidia-ml.so.1 is, nor in another folder of drivers' libraries",
 			"install the whole driver: the package that holds libcuda (Debian libcuda1, Ubuntu libnvidia-compute-*, RHEL nvidia-driver-cuda-libs)")
 	}
 	return nil
@@ -229,17 +239,57 @@ func checkLibcuda(h hardware, d check.Driver, _ check.Reading) *check.Outcome {
 // for the GPU do not need it.
 const jitCompiler = "libnvidia-ptxjitcompiler.so.1"
 
-// checkLibraries checks that the libraries that CUDA programs load are of one version.
-func checkLibraries(h hardware, d check.Driver, r check.Reading) *check.Outcome {
-	version := versionSuffix(r.Library)
-	for _, name := range []string{"libcuda.so.1", jitCompiler} {
-		real, err := filepath.EvalSymlinks(filepath.Join(d.LibDir, name))
-		if err != nil {
-			continue
+// libraries are the driver's libraries that CUDA programs load, as this process sees them. They can be in other folders
+// than libnvidia-ml.
+type libraries struct {
+	cuda, jit string   // "": there is none
+	dirs      []string // with libraries of libnvidia-ml's version
+}
+
+// findLibraries finds the libraries that belong to the libnvidia-ml at a path: below the driver root, or, if a
+// container runtime has injected it, in this container.
+func findLibraries(node check.Node, ml string) (libraries, error) {
+	dir := "/"
+	if at := node.Root.Path(node.DriverRoot); isBelow(ml, at) {
+		dir = at
+	}
+	root, err := host.Open(dir)
+	if err != nil {
+		return libraries{}, err
+	}
+	defer root.Close()
+	beside, _ := root.Host(filepath.Dir(ml))
+	find := library.New(root, beside)
+	here := func(name string) string {
+		if real, ok := find.Find(name, library.Version(ml)); ok {
+			return root.Path(real)
 		}
-		if have := versionSuffix(real); have != "" && version != "" && have != version {
+		return ""
+	}
+	l := libraries{cuda: here("libcuda.so.1"), jit: here(jitCompiler)}
+	if l.cuda != "" {
+		l.dirs = append(l.dirs, filepath.Dir(l.cuda))
+	}
+	if version := library.Version(ml); version != "" {
+		for _, dir := range find.Holding(version) {
+			l.dirs = append(l.dirs, root.Path(dir))
+		}
+	}
+	return l, nil
+}
+
+func isBelow(p, dir string) bool {
+	return dir == "/" || strings.HasPrefix(p, strings.TrimSuffix(dir, "/")+"/")
+}
+
+// checkVersions checks that the libraries that CUDA programs load are of one version.
+func (l libraries) checkVersions(h hardware, _ check.Driver, r check.Reading) *check.Outcome {
+	version := library.Version(r.Library)
+	for _, real := range []string{l.cuda, l.jit} {
+		if have := library.Version(real); have != "" && version != "" && have != version {
+			name, _, _ := strings.Cut(filepath.Base(real), ".so.")
 			return failed(reasonLibraryMismatch,
-				fmt.Sprintf("in %s %s is of version %s, libnvidia-ml of version %s", h.onHost(d.LibDir), strings.TrimSuffix(name, ".so.1"), have, version),
+				fmt.Sprintf("in %s %s is of version %s, libnvidia-ml of version %s", h.onHost(filepath.Dir(real)), name, have, version),
 				"install all user libraries of one driver version")
 		}
 	}
@@ -310,10 +360,10 @@ func (h hardware) gpuProblems(d check.Driver) []string {
 }
 
 // notes returns the oddities of a node whose driver is proven.
-func (h hardware) notes(d check.Driver) []string {
+func (h hardware) notes(d check.Driver, hasCompiler bool) []string {
 	notes := h.gpuProblems(d)
-	if _, err := os.Stat(filepath.Join(d.LibDir, jitCompiler)); err != nil && !d.Info.Simulated {
-		notes = append(notes, "there is no "+jitCompiler+" in "+h.onHost(d.LibDir)+": programs that bring PTX and no machine code for the GPU do not run; install the whole driver")
+	if !hasCompiler && !d.Info.Simulated {
+		notes = append(notes, "there is no "+jitCompiler+" in "+h.onHost(d.LibDirs[0])+": programs that bring PTX and no machine code for the GPU do not run; install the whole driver")
 	}
 	return append(notes, h.linkNotes(d)...)
 }
@@ -366,13 +416,4 @@ func countOf(n int, what string) string {
 		return "1 " + what
 	}
 	return fmt.Sprintf("%d %ss", n, what)
-}
-
-// versionSuffix returns the version in the name of a library: libcuda.so.580.95.05.
-func versionSuffix(library string) string {
-	_, version, _ := strings.Cut(path.Base(library), ".so.")
-	if !versionPattern.MatchString(version) {
-		return ""
-	}
-	return version
 }

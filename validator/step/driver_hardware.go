@@ -2,16 +2,14 @@ package step
 
 import (
 	"path"
-	"regexp"
 	"strings"
 
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/gpu/nvml"
 	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/internal/library"
 	"github.com/gpuready/gpuready/validator/check"
 )
-
-var versionPattern = regexp.MustCompile(`^\d{2,4}(\.\d{1,4}){1,3}$`)
 
 // hardware is the hardware and driver according to the host's files, without NVML.
 type hardware struct {
@@ -34,10 +32,10 @@ func readHardware(node check.Node) hardware {
 		}
 	}
 	k := openKernel(node)
-	h.module = moduleVersion(k.Read("/proc/driver/nvidia/version"))
+	h.module = library.ModuleVersion(k.Read("/proc/driver/nvidia/version"))
 	h.majors = k.Majors(func(name string) bool { return strings.HasPrefix(name, "nvidia") })
-	if library, err := nvml.FindLibrary(node.Root.Dir(), node.DriverRoot); err == nil {
-		h.library = h.onHost(library)
+	if found, err := nvml.FindLibrary(node.Root.Dir(), node.DriverRoot); err == nil {
+		h.library = h.onHost(found)
 	}
 	return h
 }
@@ -50,7 +48,7 @@ func (h hardware) onHost(here string) string {
 	return here
 }
 
-func (h hardware) libraryVersion() string { return versionSuffix(h.library) }
+func (h hardware) libraryVersion() string { return library.Version(h.library) }
 
 // moduleHidden reports whether the driver's kernel module is loaded but not visible here. A
 // container with a simulated GPU has the host's /proc, and not the stand-in in the simulated
@@ -70,22 +68,6 @@ func ownGPUs(root *host.Root, dir string) (found, nouveau []gpu.PCIAddress) {
 		found = append(found, device.Address)
 	}
 	return found, nouveau
-}
-
-// moduleVersion reads /proc/driver/nvidia/version, whose first line is
-// "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Tue Sep …" or
-// "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release …".
-func moduleVersion(text string) string {
-	line, _, _ := strings.Cut(text, "\n")
-	if !strings.HasPrefix(line, "NVRM version:") {
-		return ""
-	}
-	for word := range strings.FieldsSeq(line) {
-		if versionPattern.MatchString(word) {
-			return word
-		}
-	}
-	return ""
 }
 
 // frontend returns the major number of /dev/nvidia0 and /dev/nvidiactl. The driver's name in

@@ -1,12 +1,14 @@
 package step
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -15,6 +17,7 @@ import (
 
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/gpu/gputest"
+	"github.com/gpuready/gpuready/internal/library/librarytest"
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/validator/check"
 )
@@ -99,8 +102,49 @@ func TestADriverThatWorksIsProven(t *testing.T) {
 	require.Equal(t, "2 × NVIDIA A100-SXM4-80GB, driver 580.95.05, CUDA 13.0", o.Proof.Summary)
 	require.Equal(t, 2, o.Proof.GPUs)
 	require.Equal(t, "/", o.Proof.Driver.Root)
-	require.Equal(t, m.path(libDir), d.LibDir)
+	require.Equal(t, []string{m.path(libDir)}, d.LibDirs)
 	require.Len(t, d.Units(), 2)
+}
+
+func TestLibrariesAreFoundInEveryLayout(t *testing.T) {
+	for _, l := range librarytest.Layouts(t) {
+		m := newMachine(t)
+		l.Make(t, m.Root.Path("/run/nvidia/driver"))
+		node := m.Node
+		node.DriverRoot = "/run/nvidia/driver"
+		for at := range l.Files {
+			if filepath.Base(at) != "libnvidia-ml.so."+l.Version {
+				continue
+			}
+			found, err := findLibraries(node, node.Root.Path(node.DriverRoot+at))
+			require.NoError(t, err)
+			require.Equal(t, filepath.Base(found.cuda), cmp.Or(map[string]string{"tegra-r36": "libcuda.so.1.1"}[l.Name], "libcuda.so."+l.Version), l.Name)
+			require.Equal(t, "libnvidia-ptxjitcompiler.so."+l.Version, filepath.Base(found.jit), l.Name)
+			for lib, kind := range l.Files {
+				if strings.Contains(lib, "libnvidia-glcore.so."+l.Version) && kind == "" {
+					require.True(t, slices.ContainsFunc(found.dirs, func(dir string) bool { _, err := os.Stat(dir + "/" + filepath.Base(lib)); return err == nil }), "%s: %s is not in %v", l.Name, lib, found.dirs)
+				}
+			}
+		}
+	}
+}
+
+// Debian's packages, and others, split a driver over several folders.
+func TestLibrariesOfADriverMayBeApart(t *testing.T) {
+	m := newDriverMachine(t, 1)
+	move := func(names ...string) {
+		require.NoError(t, os.MkdirAll(m.path("usr/local/nvidia/lib64"), 0o755))
+		for _, name := range names {
+			for _, suffix := range []string{".1", "." + version} {
+				require.NoError(t, os.Rename(m.path(filepath.Join(libDir, name+suffix)), m.path("usr/local/nvidia/lib64/"+name+suffix)))
+			}
+		}
+	}
+	move("libcuda.so", "libnvidia-ptxjitcompiler.so")
+	d, o := m.check()
+	require.Equal(t, check.Passed, o.Kind, "%+v", o.NotReady)
+	require.Empty(t, o.Notes)
+	require.Equal(t, []string{m.path(libDir), m.path("usr/local/nvidia/lib64")}, d.LibDirs)
 }
 
 // A driver of the same version may be another build, or have been loaded again.
@@ -363,24 +407,9 @@ func TestALateContainerDriverRootIsFound(t *testing.T) {
 	require.Equal(t, "/opt", found.DevRoot)
 }
 
-func TestModuleVersionParsesEveryFormat(t *testing.T) {
-	for text, want := range map[string]string{
-		"NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Tue Sep 16 00:00:00 UTC 2025\n":                      version,
-		"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build  (dvs-builder@U16)  Thu\nGCC": "570.86.15",
-		"NVRM version: NVIDIA UNIX aarch64 Kernel Module  535.104  Wed\n":                                                "535.104",
-		"": "", "NVRM version: none\n": "", "GCC version: 580.95.05\n": "",
-	} {
-		require.Equal(t, want, moduleVersion(text))
-	}
-}
-
 func FuzzProcFiles(f *testing.F) {
-	f.Add("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Tue\n")
 	f.Add("Character devices:\n195 nvidia\n\nBlock devices:\n")
 	f.Fuzz(func(t *testing.T, text string) {
-		if v := moduleVersion(text); v != "" && (!versionPattern.MatchString(v) || !strings.Contains(text, v)) {
-			t.Errorf("version %q", v)
-		}
 		for name, major := range characterMajors(text) {
 			if major < 0 || strings.ContainsAny(name, " \n") {
 				t.Errorf("%q %d", name, major)

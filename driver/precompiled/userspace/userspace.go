@@ -12,6 +12,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -189,15 +190,26 @@ func (l Layout) Install(dir, to string) error {
 // skipped lists the folders of packages for kernels, and for documentation without the licence.
 var skipped = []string{"usr/src", "lib/modules", "usr/lib/modules", "usr/share/man", "usr/share/lintian", "var"}
 
-// movedFolders returns folders of distributions, and the folders to which their files move: the
-// driver's programs run with a C library that looks for libraries in Debian's folders.
-func (l Layout) movedFolders() [][2]string {
-	return [][2]string{
-		{l.Libraries + "/nvidia/current", l.Libraries},
-		{"usr/lib64", l.Libraries},
-		{"usr/lib/nvidia/current", "usr/bin"},
-		{"usr/lib/firmware", "lib/firmware"},
+// alternative matches the files in the folders of Debian's alternatives: nvidia/current, nvidia/tesla, nvidia/tesla-535.
+var alternative = regexp.MustCompile(`^(.+)/nvidia/(?:current|tesla)[^/]*/(.+)$`)
+
+// move returns the place of a file of a distribution: the driver's programs run with a C library that
+// looks for libraries in Debian's folders.
+func (l Layout) move(rel string) string {
+	if m := alternative.FindStringSubmatch(rel); m != nil {
+		switch m[1] {
+		case l.Libraries:
+			return path.Join(l.Libraries, m[2])
+		case "usr/lib":
+			return path.Join("usr/bin", m[2])
+		}
 	}
+	for _, m := range [][2]string{{"usr/lib64", l.Libraries}, {"usr/lib/firmware", "lib/firmware"}} {
+		if rest, isBelow := strings.CutPrefix(rel, m[0]+"/"); isBelow {
+			return path.Join(m[1], rest)
+		}
+	}
+	return rel
 }
 
 // Copy lays out the packages that were unpacked to dir, in the folder to.
@@ -219,13 +231,7 @@ func (l Layout) Copy(dir, to string) error {
 			}
 			return err
 		}
-		at := rel
-		for _, m := range l.movedFolders() {
-			if rest, isBelow := strings.CutPrefix(rel, m[0]+"/"); isBelow {
-				at = path.Join(m[1], rest)
-				break
-			}
-		}
+		at := l.move(rel)
 		if d.Type() == fs.ModeSymlink {
 			link, err := root.Readlink(rel)
 			if err != nil {

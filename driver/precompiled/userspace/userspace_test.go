@@ -88,6 +88,7 @@ func TestCopy(t *testing.T) {
 		require.NoError(t, os.WriteFile(at, []byte(text), 0o755))
 	}
 	write("usr/lib/x86_64-linux-gnu/nvidia/current/libcuda.so.1", "Debian's")
+	write("usr/lib/x86_64-linux-gnu/nvidia/tesla-535/libnvcuvid.so.1", "Debian's, too")
 	write("usr/lib64/libnvidia-ml.so.1", "RHEL's")
 	write("usr/lib/firmware/nvidia/580/gsp.bin", "firmware")
 	write("usr/lib/nvidia/current/nvidia-smi", "the program")
@@ -96,7 +97,7 @@ func TestCopy(t *testing.T) {
 	require.NoError(t, os.Symlink(outside, filepath.Join(dir, "usr/bin/nvidia-smi")))
 	require.NoError(t, Layout{Libraries: "usr/lib/x86_64-linux-gnu", Version: "580"}.Copy(dir, to))
 	for name, want := range map[string]string{
-		"usr/lib/x86_64-linux-gnu/libcuda.so.1": "Debian's", "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1": "RHEL's",
+		"usr/lib/x86_64-linux-gnu/libcuda.so.1": "Debian's", "usr/lib/x86_64-linux-gnu/libnvcuvid.so.1": "Debian's, too", "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1": "RHEL's",
 		"lib/firmware/nvidia/580/gsp.bin": "firmware", "usr/bin/nvidia-smi": "the program",
 	} {
 		text, err := os.ReadFile(filepath.Join(to, name))

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/library/librarytest"
 )
 
 // machine is the ELF machine type that this process can load.
@@ -94,6 +95,27 @@ func TestFindLibraryBelowADriverRootOfTheHost(t *testing.T) {
 	_, err = FindLibrary(root, "/run/nvidia/nothing")
 	require.ErrorIs(t, err, gpu.ErrNoDriver)
 	require.ErrorContains(t, err, "not there yet")
+}
+
+func TestFindLibraryInEveryLayout(t *testing.T) {
+	for _, l := range librarytest.Layouts(t) {
+		root, err := filepath.EvalSymlinks(t.TempDir())
+		require.NoError(t, err)
+		l.Make(t, root)
+		module := filepath.Join(root, "proc/driver/nvidia/version")
+		require.NoError(t, os.MkdirAll(filepath.Dir(module), 0o755))
+		require.NoError(t, os.WriteFile(module, []byte("NVRM version: NVIDIA UNIX x86_64 Kernel Module  "+l.Version+"  Tue\n"), 0o644))
+		if l.Name == "wsl" { // has none
+			require.NoError(t, os.Remove(module))
+		}
+		got, err := FindLibrary(root, "/")
+		require.NoError(t, err, l.Name)
+		if l.Name == "wsl" {
+			require.Equal(t, root+"/usr/lib/wsl/lib/libnvidia-ml.so.1", got)
+			continue
+		}
+		require.Equal(t, "libnvidia-ml.so."+l.Version, filepath.Base(got), l.Name)
+	}
 }
 
 func TestLibraryOfTheLoadedModuleIsPreferred(t *testing.T) {

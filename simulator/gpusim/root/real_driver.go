@@ -7,24 +7,24 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-)
 
-// folders in which distributions and NVIDIA's installer put driver libraries.
-var driverFolders = []string{
-	"usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/lib",
-	"lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu", "lib64", "lib",
-	"usr/lib/x86_64-linux-gnu/nvidia/current", "usr/lib/aarch64-linux-gnu/nvidia/current",
-	"usr/local/nvidia/lib64", "usr/local/nvidia/lib",
-}
+	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/internal/library"
+)
 
 // realDriver finds a libnvidia-ml in the root that is not simulated; "" if there is
 // none.
 func realDriver(root string) (string, error) {
-	for _, folder := range driverFolders {
-		entries, err := os.ReadDir(filepath.Join(root, folder))
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
+	inside, err := host.Open(root)
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("look for a real driver: %w", err)
+	}
+	defer inside.Close()
+	for folder := range library.New(inside).Folders() {
+		entries, err := inside.ReadDir(folder.Path)
 		if err != nil {
 			return "", fmt.Errorf("look for a real driver: %w", err)
 		}
@@ -32,7 +32,7 @@ func realDriver(root string) (string, error) {
 			if !strings.HasPrefix(e.Name(), "libnvidia-ml.so") || !e.Type().IsRegular() {
 				continue
 			}
-			path := filepath.Join(root, folder, e.Name())
+			path := inside.Path(filepath.Join(folder.Path, e.Name()))
 			content, err := os.ReadFile(path)
 			if err != nil {
 				return "", fmt.Errorf("look for a real driver: %w", err)

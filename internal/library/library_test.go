@@ -1,0 +1,28 @@
+package library
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestModuleVersionParsesEveryFormat(t *testing.T) {
+	for text, want := range map[string]string{
+		"NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Tue Sep 16 00:00:00 UTC 2025\n":                      "580.95.05",
+		"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build  (dvs-builder@U16)  Thu\nGCC": "570.86.15",
+		"NVRM version: NVIDIA UNIX aarch64 Kernel Module  535.104  Wed\n":                                                "535.104",
+		"": "", "NVRM version: none\n": "", "GCC version: 580.95.05\n": "",
+	} {
+		require.Equal(t, want, ModuleVersion(text))
+	}
+}
+
+func FuzzModuleVersion(f *testing.F) {
+	f.Add("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Tue\n")
+	f.Fuzz(func(t *testing.T, text string) {
+		if v := ModuleVersion(text); v != "" && (Version("libcuda.so."+v) != v || !strings.Contains(text, v)) {
+			t.Errorf("version %q", v)
+		}
+	})
+}
