@@ -54,6 +54,7 @@ type Driver struct {
 	Config
 	boot         string          // ID of the node's boot
 	daemons      *runningDaemons // nil while none run; used only by the goroutine that holds the lock
+	notes        []string        // about the node, for the state of the ready driver
 	builtRequest *buildRequest   // the modules that this node has built and not pushed to a registry; nil: none
 
 	mu        sync.Mutex
@@ -109,8 +110,9 @@ func (d *Driver) runLocked(ctx context.Context) error {
 	s, err := d.installWhenFree(ctx)
 	switch {
 	case errors.Is(err, ErrNoGPU):
-		if err = errors.Join(d.removeReadyFiles(), d.publish(nodestate.Waiting, kernel.ReasonNoDevice, err.Error())); err == nil {
-			d.Log.Info("no driver is loaded", "reason", kernel.ReasonNoDevice, "why", ErrNoGPU)
+		why := err.Error()
+		if err = errors.Join(d.removeReadyFiles(), d.publish(nodestate.Waiting, kernel.ReasonNoDevice, why)); err == nil {
+			d.Log.Info("no driver is loaded", "reason", kernel.ReasonNoDevice, "why", why)
 			<-ctx.Done()
 			return ctx.Err()
 		}
@@ -179,9 +181,21 @@ func (d *Driver) install(ctx context.Context, withDaemons bool) (Snapshot, error
 			return s, err
 		}
 	}
+	if s.Passed != "" {
+		d.Log.Info("GPUs are left to virtual machines", "held", s.Passed)
+	}
+	freed, err := d.takeGPUs(ctx, s)
+	if err != nil {
+		return s, err
+	}
 	loaded, err := d.loadModules(ctx, s)
 	if err != nil {
 		return s, err
+	}
+	for _, address := range freed { // modules that were loaded before do not look for them
+		if err := d.System.Probe(ctx, address); err != nil {
+			d.Log.Warn("a GPU is not offered to the driver", "gpu", address, "err", err)
+		}
 	}
 	// Open the devices of adopted modules, too: an earlier container may have failed to. They stay
 	// open until the daemons keep the GPUs initialised.
@@ -222,6 +236,26 @@ func (d *Driver) replaceDriver(ctx context.Context, s Snapshot) error {
 		return err
 	}
 	return d.unloadDriver(ctx)
+}
+
+// takeGPUs takes the GPUs that other drivers of the kernel hold, such as nouveau, and returns their addresses. One
+// that cannot be taken is an error if there is no other GPU, else a note of the state.
+func (d *Driver) takeGPUs(ctx context.Context, s Snapshot) (freed []string, err error) {
+	d.notes = nil
+	for _, r := range d.System.FindRivals(s.GPUs) {
+		if err := d.System.Unbind(ctx, r, d.Log); err != nil {
+			d.Log.Warn("a GPU stays with another driver", "gpu", r.Address, "driver", r.Driver, "err", err)
+			if d.notes = append(d.notes, err.Error()); len(d.notes) == len(s.GPUs) {
+				return nil, err
+			}
+			continue
+		}
+		freed = append(freed, r.Address)
+	}
+	if len(freed) > 0 && len(d.notes) == 0 {
+		d.System.UnloadRivals(d.Log)
+	}
+	return freed, nil
 }
 
 // loadModules loads the modules that are missing and returns their number.
