@@ -212,6 +212,10 @@ func (d *Driver) install(ctx context.Context, withDaemons bool) (Snapshot, error
 			return s, err
 		}
 	}
+	if note := d.System.DescribeGPUMemory(ctx); note != "" {
+		d.Log.Warn("GPU memory is memory of the node", "note", note)
+		d.notes = append(d.notes, note)
+	}
 	if err := d.mountRoot(s); err != nil {
 		return s, err
 	}

@@ -97,6 +97,7 @@ func (v Survey) Snapshot() (Snapshot, error) {
 	if err := kernel.CheckConf(s.Options, s.Files); err != nil {
 		return s, err
 	}
+	s.Options.SetDefaults(s.Files, s.GPUs)
 	if s.Loaded, err = v.System.ReadLoaded(); err != nil {
 		return s, err
 	}

@@ -12,8 +12,8 @@ import (
 	"github.com/gpuready/gpuready/test/lab/vm"
 )
 
-// TestNouveauLetsGoOfTheGPU boots a machine whose GPU a stand-in for nouveau has taken.
-func TestNouveauLetsGoOfTheGPU(t *testing.T) {
+// TestGPUsOnTheBus boots a machine whose GPU a stand-in for nouveau has taken, and then shows other GPUs on its bus.
+func TestGPUsOnTheBus(t *testing.T) {
 	vm.SkipUnlessEnabled(t)
 	k := vm.FetchKernel(t, vm.Linux61)
 	dir := t.TempDir()
@@ -76,4 +76,15 @@ func TestNouveauLetsGoOfTheGPU(t *testing.T) {
 	r = load()
 	require.Equal(t, 3, r.Code, "%s", r)
 	require.Contains(t, r.Stderr, "all NVIDIA GPUs on this node's PCI bus are held for virtual machines (0000:3b:00.0 by vfio-pci): no driver is loaded")
+
+	// The memory of a GH200 stays the GPU's, unless that is configured.
+	n.setPCI([2]string{"0x030200", "0x2342"})
+	mode := func() string { return n.MustRun(ctx, "grep", "CoherentGPUMemoryMode", "/proc/driver/nvidia/params") }
+	require.Zero(t, load().Code)
+	require.Equal(t, "CoherentGPUMemoryMode: \"driver\"\n", mode())
+	n.MustRun(ctx, "mkdir", "-p", "/drivers")
+	require.NoError(t, n.WriteFile(ctx, "/drivers/nvidia.conf", "NVreg_CoherentGPUMemoryMode=numa\n", 0o644))
+	require.Zero(t, load().Code)
+	require.Equal(t, "CoherentGPUMemoryMode: \"numa\"\n", mode())
+	n.unloads()
 }
