@@ -89,8 +89,8 @@ func (s System) explainLoad(m Module, err error, lines []string) error {
 		if bound := s.describeBindings(); bound != "" {
 			advice = "on the PCI bus " + bound + "; if another driver has a GPU, that is in the way, else"
 		}
-		return newError(ReasonNoDevice, m.Name, err, "load %s %s: it finds no device that it supports%s; %s choose a driver version and kernelModuleType that support it",
-			m.Name, m.Version, quote, advice)
+		return newError(ReasonNoDevice, m.Name, err,
+			"load %s %s: it finds no device that it supports%s; %s choose a driver version and kernelModuleType that support it", m.Name, m.Version, quote, advice)
 	}
 	return newError(ReasonDeviceInitFailed, m.Name, err, "load %s: its initialisation failed: %v%s", m.Name, err, quote)
 }

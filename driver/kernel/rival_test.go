@@ -26,7 +26,8 @@ func newRivalNode(t *testing.T, driver, module string) (System, []host.PCIGPU, s
 		"sys/bus/pci/drivers/" + driver + "/unbind": "", "sys/bus/pci/drivers_probe": "",
 		"sys/class/vtconsole/vtcon0/name": "(S) VGA+\n", "sys/class/vtconsole/vtcon0/bind": "0\n",
 		"sys/class/vtconsole/vtcon1/name": "(M) frame buffer device\n", "sys/class/vtconsole/vtcon1/bind": "1\n",
-		"proc/modules": module + " 1000 0 - Live 0x0\n", "proc/1/root/etc/os-release": "ID=ubuntu\nID_LIKE=debian\n", "proc/1/stat": "1 (init) S 0 1 1 0",
+		"proc/modules":               module + " 1000 0 - Live 0x0\n",
+		"proc/1/root/etc/os-release": "ID=ubuntu\nID_LIKE=debian\n", "proc/1/stat": "1 (init) S 0 1 1 0",
 	} {
 		writeFile(t, dir, name, []byte(text))
 	}
@@ -82,7 +83,8 @@ func TestAGPUStaysWithItsDriver(t *testing.T) {
 		}, ""},
 		"Hidden processes": {func(t *testing.T, dir string) {
 			require.NoError(t, os.Remove(filepath.Join(dir, "proc/self/ns/pid")))
-		}, "it is not known who uses it; run this container with hostPID: true. To keep it away for good: boot with modprobe.blacklist=nouveau on the kernel's command line"},
+		}, "it is not known who uses it; run this container with hostPID: true. " +
+			"To keep it away for good: boot with modprobe.blacklist=nouveau on the kernel's command line"},
 		"The console stays": {func(t *testing.T, dir string) {
 			bind := filepath.Join(dir, "sys/class/vtconsole/vtcon1/bind")
 			require.NoError(t, os.Remove(bind))
@@ -105,19 +107,24 @@ func TestAGPUStaysWithItsDriver(t *testing.T) {
 }
 
 func TestOnlyDriversInTheWayAreRivals(t *testing.T) {
-	for driver, want := range map[string]bool{"": false, "nvidia": false, "vfio-pci": false, "nvgrace-gpu-vfio-pci": false, "pci-stub": false, "nouveau": true, "NovaCore": true, "nvidiafb": true} {
+	for driver, want := range map[string]bool{
+		"": false, "nvidia": false, "vfio-pci": false, "nvgrace-gpu-vfio-pci": false, "pci-stub": false, "nouveau": true, "NovaCore": true, "nvidiafb": true,
+	} {
 		require.Equal(t, want, isRival(driver), driver)
 	}
-	require.Equal(t, "0000:02:00.0 by vfio-pci", PassedOn([]host.PCIGPU{{Address: "0000:01:00.0", Driver: "nouveau"}, {Address: "0000:02:00.0", Driver: "vfio-pci"}}))
+	gpus := []host.PCIGPU{{Address: "0000:01:00.0", Driver: "nouveau"}, {Address: "0000:02:00.0", Driver: "vfio-pci"}}
+	require.Equal(t, "0000:02:00.0 by vfio-pci", PassedOn(gpus))
 }
 
 func TestTheAdviceFitsTheDistribution(t *testing.T) {
+	const file = `printf 'blacklist nova_core\nblacklist nova_drm\n' > /etc/modprobe.d/gpuready.conf; `
 	for release, want := range map[string]string{
-		"ID=debian\n":                                               `printf 'blacklist nova_core\nblacklist nova_drm\n' > /etc/modprobe.d/gpuready.conf; update-initramfs -u; reboot`,
-		"ID=\"sles\"\nID_LIKE=\"suse\"\n":                           `printf 'blacklist nova_core\nblacklist nova_drm\n' > /etc/modprobe.d/gpuready.conf; dracut -f; reboot`,
-		"ID='rocky'\nID_LIKE='rhel centos'\n":                       `printf 'blacklist nova_core\nblacklist nova_drm\n' > /etc/modprobe.d/gpuready.conf; dracut -f; reboot`,
-		"ID=rhcos\nID_LIKE=\"rhel fedora\"\nOSTREE_VERSION='418'\n": "rpm-ostree kargs --append=modprobe.blacklist=nova_core,nova_drm --append=rd.driver.blacklist=nova_core,nova_drm (OpenShift: kernelArguments of a MachineConfig), then reboot",
-		"ID=flatcar\n":                                              "boot with modprobe.blacklist=nova_core,nova_drm on the kernel's command line",
+		"ID=debian\n":                         file + "update-initramfs -u; reboot",
+		"ID=\"sles\"\nID_LIKE=\"suse\"\n":     file + "dracut -f; reboot",
+		"ID='rocky'\nID_LIKE='rhel centos'\n": file + "dracut -f; reboot",
+		"ID=rhcos\nID_LIKE=\"rhel fedora\"\nOSTREE_VERSION='418'\n": "rpm-ostree kargs --append=modprobe.blacklist=nova_core,nova_drm " +
+			"--append=rd.driver.blacklist=nova_core,nova_drm (OpenShift: kernelArguments of a MachineConfig), then reboot",
+		"ID=flatcar\n": "boot with modprobe.blacklist=nova_core,nova_drm on the kernel's command line",
 	} {
 		require.Equal(t, want, adviseDeny([]string{"nova_core", "nova_drm"}, parseOSRelease(release)), release)
 	}

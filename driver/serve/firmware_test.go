@@ -107,7 +107,7 @@ func TestTheAdministratorsFirmwarePathIsKept(t *testing.T) {
 func TestFirmwareThatIsTurnedOffIsNotCopied(t *testing.T) {
 	d, dir, steps := newFirmwareNode(t, "")
 	for _, value := range []string{"0", "0x0"} {
-		steps[0].Params = []kernel.Param{{Name: "NVreg_EnableGpuFirmware", Value: "1", HasValue: true}, {Name: "NVreg_EnableGpuFirmware", Value: value, HasValue: true}}
+		steps[0].Params = []kernel.Param{{Name: enableFirmware, Value: "1", HasValue: true}, {Name: enableFirmware, Value: value, HasValue: true}}
 		require.NoError(t, d.copyFirmware(steps))
 		require.Equal(t, "\n", readPath(t, dir))
 		require.NoDirExists(t, filepath.Join(d.dir(), "firmware"))
