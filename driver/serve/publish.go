@@ -41,7 +41,7 @@ func (d *Driver) publishReady(s Snapshot) error {
 	}}
 	notes := d.notes
 	if d.daemons != nil {
-		failed := ""
+		var failed string
 		if d.daemons.failedOptional, failed = d.daemons.findFailedOptional(); failed != "" {
 			notes = append(slices.Clone(notes), failed)
 		}
