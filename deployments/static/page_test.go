@@ -173,8 +173,8 @@ var hostMounts = []hostMount{
 	{"nvidia-driver-ctr", "/run/nvidia-fabricmanager", "rw", "sockets of the fabric manager, for those who partition the " +
 		"GPUs of a node"},
 	{"nvidia-driver-ctr", "/lib/modules", "ro", "the kernel's own modules that the driver's depend on"},
-	{"nvidia-driver-ctr", "/var/lib/gpuready/driver", "rw", "modules that were built or pulled, for the container that " +
-		"is started next"},
+	{"nvidia-driver-ctr", "/var/lib/gpuready/driver", "rw", "firmware, and modules that were built or pulled, for the " +
+		"container that is started next"},
 	{"host-driver", "/", "ro", "whether the host has a driver; it runs as nobody"},
 }
 

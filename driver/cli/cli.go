@@ -20,7 +20,7 @@ Exit codes:
   1  failed; the reason is on standard error
   2  wrong use of the command line
   3  the driver cannot be built, loaded or unloaded: BuildFailed, KernelMismatch,
-     SignatureRejected, LockedDown, NoDevice, DependencyMissing, InUse,
+     SignatureRejected, LockedDown, NoDevice, NouveauInTheWay, DependencyMissing, InUse,
      ParameterUnknown, DeviceInitFailed, SourceUnreachable, ToolkitBroken or
      PlatformNotServed, as the last line says
   4  of probe and status: the driver is not ready

@@ -68,11 +68,16 @@ func (o *options) addState() {
 	o.addText(&o.stateDir, "state-dir", "GPUREADY_STATE_DIR", "/run/nvidia/gpuready", "folder of the components' states")
 }
 
+// addCache adds the flag for the node's folder of modules and firmware.
+func (o *options) addCache() {
+	o.addText(&o.cache, "build-cache", "BUILD_CACHE", "", "folder of the node that keeps built and pulled modules, and firmware; empty: none")
+}
+
 // addSources adds the flags for the sources of modules that the image does not have.
 func (o *options) addSources() {
 	o.addSourceDir()
 	o.addText(&o.headers, "headers-root", "HEADERS_ROOT", "/", "folder below which the kernel's headers are installed")
-	o.addText(&o.cache, "build-cache", "BUILD_CACHE", "", "folder of the node that keeps built and pulled modules; empty: none")
+	o.addCache()
 	o.addText(&o.version, "driver-version", "DRIVER_VERSION", "",
 		"required version of built modules; empty: any. OpenShift's Driver Toolkit needs it")
 	o.addText(&o.work, "build-dir", "BUILD_DIR", "/var/tmp/gpu-driver", "folder in which modules are built")

@@ -100,6 +100,7 @@ Examples:
 func unloadCommand(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	o := newOptions("unload", unloadUsage, stdout)
 	o.addSurvey()
+	o.addCache()
 	o.addPlaces()
 	return o.withDriver(args, stderr, func(d *serve.Driver) error { return d.Unload(ctx) })
 }

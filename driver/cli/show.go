@@ -57,6 +57,8 @@ type plan struct {
 	Refusal string    `json:"refusal,omitempty"` // reason
 	Message string    `json:"message,omitempty"`
 	InUse   string    `json:"inUse,omitempty"`
+	Unbind  []string  `json:"unbind,omitempty"`  // GPUs that are taken from other drivers
+	Passed  string    `json:"passed,omitempty"`  // GPUs that stay with virtual machines
 	Daemons []string  `json:"daemons,omitempty"` // those of the driver that run, with why
 }
 
@@ -123,6 +125,14 @@ func (o *options) makePlan() (plan, error) {
 	for _, g := range found.GPUs {
 		p.GPUs = append(p.GPUs, fmt.Sprintf("%s 10de:%04x", g.Address, g.Device))
 	}
+	for _, r := range s.System.FindRivals(found.GPUs) {
+		text := r.Address + " from " + r.Driver
+		if r.Held != "" {
+			text += ": not now, " + r.Held
+		}
+		p.Unbind = append(p.Unbind, text)
+	}
+	p.Passed = found.Passed
 	p.Version, p.Kind, p.Why = found.Version, string(found.Kind), found.Why
 	if err != nil {
 		return p, err
@@ -173,6 +183,12 @@ func (p plan) printPlan(w io.Writer) {
 	fmt.Fprintf(w, "trust    %s\n", p.Trust)
 	if p.InUse != "" {
 		fmt.Fprintf(w, "in use   %s\n", p.InUse)
+	}
+	for _, text := range p.Unbind {
+		fmt.Fprintf(w, "take     %s\n", text)
+	}
+	if p.Passed != "" {
+		fmt.Fprintf(w, "leave    %s\n", p.Passed)
 	}
 	if len(p.Modules) > 0 {
 		fmt.Fprintln(w)

@@ -24,6 +24,7 @@ const (
 	ReasonDependencyMissing gpu.Reason = "DependencyMissing" // a required module or symbol is missing
 	ReasonInUse             gpu.Reason = "InUse"             // a process or another module uses it
 	ReasonParameterUnknown  gpu.Reason = "ParameterUnknown"  // a parameter that the module does not have, or cannot take
+	ReasonNouveauInTheWay   gpu.Reason = "NouveauInTheWay"   // another driver of the kernel holds the GPUs
 	ReasonDeviceInitFailed  gpu.Reason = "DeviceInitFailed"  // the module's initialisation failed
 	ReasonPlatform          gpu.Reason = "PlatformNotServed" // no driver belongs on this machine
 )

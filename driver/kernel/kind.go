@@ -67,8 +67,9 @@ var generations = []generation{
 }
 
 // graceHopper lists the device IDs of the H100 and H200 on a Grace CPU, which only the open
-// modules support (PCI ID repository: GH100 [GH200 120GB / 480GB], [GH200 144G HBM3e]).
-var graceHopper = []uint16{0x2342, 0x2348}
+// modules support (PCI ID repository: GH100 [GH200 120GB / 480GB], [GH200 144G HBM3e]; Linux,
+// nvgrace-gpu/main.c).
+var graceHopper = []uint16{0x2342, 0x2345, 0x2348}
 
 func generationOf(device uint16) generation {
 	if slices.Contains(graceHopper, device) {

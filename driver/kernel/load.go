@@ -85,8 +85,12 @@ func (s System) explainLoad(m Module, err error, lines []string) error {
 		return newError(ReasonDependencyMissing, m.Name, err,
 			"load %s: the kernel lacks a symbol or module that it needs%s; make the kernel's own modules visible (/lib/modules)", m.Name, quote)
 	case errors.Is(err, unix.ENODEV), errors.Is(err, unix.ENXIO):
+		advice := "on a node with a GPU,"
+		if bound := s.describeBindings(); bound != "" {
+			advice = "on the PCI bus " + bound + "; if another driver has a GPU, that is in the way, else"
+		}
 		return newError(ReasonNoDevice, m.Name, err,
-			"load %s %s: it finds no device that it supports%s; on a node with a GPU, choose a driver version and kernelModuleType that support it", m.Name, m.Version, quote)
+			"load %s %s: it finds no device that it supports%s; %s choose a driver version and kernelModuleType that support it", m.Name, m.Version, quote, advice)
 	}
 	return newError(ReasonDeviceInitFailed, m.Name, err, "load %s: its initialisation failed: %v%s", m.Name, err, quote)
 }

@@ -141,6 +141,11 @@ func (s System) seesNode() bool {
 	return err == nil && namespace == firstNamespace
 }
 
+// NodeRoot returns the node's file system as its first process has it; false if this process cannot see that.
+func (s System) NodeRoot() (string, bool) {
+	return filepath.Join(s.Proc, "1/root"), s.seesNode()
+}
+
 // readMajors returns the major numbers of the driver's character devices, from /proc/devices.
 func (s System) readMajors() (map[uint32]bool, error) {
 	f, err := os.Open(filepath.Join(s.Proc, "devices"))

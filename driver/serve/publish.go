@@ -3,12 +3,15 @@ package serve
 import (
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/gpuready/gpuready/driver/kernel"
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
 // publish writes the driver's state file. A Degraded state keeps the data of the driver.
@@ -30,15 +33,20 @@ func (d *Driver) isNewWait(e *kernel.Error) bool {
 	return d.published.Reason != e.Reason || d.published.Message != e.Message
 }
 
-// publishReady publishes the state of the loaded driver. Its message names optional daemons
-// that do not run.
+// publishReady publishes the state of the loaded driver. Its message has the notes about the node, and names
+// optional daemons that do not run.
 func (d *Driver) publishReady(s Snapshot) error {
 	state := nodestate.State{Component: nodestate.Driver, Phase: nodestate.Ready, Driver: &nodestate.DriverInfo{
 		Root: d.Root, Version: s.Version, Simulated: s.Files["nvidia"].Simulated(),
 	}}
+	notes := d.notes
 	if d.daemons != nil {
-		d.daemons.failedOptional, state.Message = d.daemons.findFailedOptional()
+		var failed string
+		if d.daemons.failedOptional, failed = d.daemons.findFailedOptional(); failed != "" {
+			notes = append(slices.Clone(notes), failed)
+		}
 	}
+	state.Message = record.Clean(strings.Join(notes, "; "), maxFailureText)
 	d.mu.Lock()
 	d.published = state
 	d.mu.Unlock()

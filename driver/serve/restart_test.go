@@ -80,7 +80,11 @@ func runDaemon(t *testing.T, d *Driver, record string) {
 	k.Supervisor = supervisor.New(supervisor.Config{Log: d.Log, Daemons: []supervisor.Daemon{{Name: "nv-fabricmanager", Required: true, Path: "/bin/sh",
 		Args: []string{"-c", `trap 'echo terminated > ` + record + `; exit 0' TERM; : > ` + record + `; while :; do sleep 0.05; done`}, StartTimeout: time.Minute}}})
 	go func() { k.ended <- k.Run(life); close(k.ended) }()
-	t.Cleanup(func() { end(); <-k.ended })
+	t.Cleanup(func() {
+		end()
+		for range k.ended { // it may have been received already
+		}
+	})
 	d.daemons = k
 	require.Eventually(t, func() bool {
 		_, err := os.Stat(record)

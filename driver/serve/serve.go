@@ -12,9 +12,7 @@ package serve
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -24,7 +22,6 @@ import (
 	"github.com/gpuready/gpuready/driver/kernel"
 	"github.com/gpuready/gpuready/driver/root"
 	"github.com/gpuready/gpuready/internal/gpu"
-	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/internal/metricsserver"
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
@@ -54,6 +51,7 @@ type Driver struct {
 	Config
 	boot         string          // ID of the node's boot
 	daemons      *runningDaemons // nil while none run; used only by the goroutine that holds the lock
+	notes        []string        // about the node, for the state of the ready driver
 	builtRequest *buildRequest   // the modules that this node has built and not pushed to a registry; nil: none
 
 	mu        sync.Mutex
@@ -109,8 +107,9 @@ func (d *Driver) runLocked(ctx context.Context) error {
 	s, err := d.installWhenFree(ctx)
 	switch {
 	case errors.Is(err, ErrNoGPU):
-		if err = errors.Join(d.removeReadyFiles(), d.publish(nodestate.Waiting, kernel.ReasonNoDevice, err.Error())); err == nil {
-			d.Log.Info("no driver is loaded", "reason", kernel.ReasonNoDevice, "why", ErrNoGPU)
+		why := err.Error()
+		if err = errors.Join(d.removeReadyFiles(), d.publish(nodestate.Waiting, kernel.ReasonNoDevice, why)); err == nil {
+			d.Log.Info("no driver is loaded", "reason", kernel.ReasonNoDevice, "why", why)
 			<-ctx.Done()
 			return ctx.Err()
 		}
@@ -179,9 +178,21 @@ func (d *Driver) install(ctx context.Context, withDaemons bool) (Snapshot, error
 			return s, err
 		}
 	}
+	if s.Passed != "" {
+		d.Log.Info("GPUs are left to virtual machines", "held", s.Passed)
+	}
+	freed, err := d.takeGPUs(ctx, s)
+	if err != nil {
+		return s, err
+	}
 	loaded, err := d.loadModules(ctx, s)
 	if err != nil {
 		return s, err
+	}
+	for _, address := range freed { // modules that were loaded before do not look for them
+		if err := d.System.Probe(ctx, address); err != nil {
+			d.Log.Warn("a GPU is not offered to the driver", "gpu", address, "err", err)
+		}
 	}
 	// Open the devices of adopted modules, too: an earlier container may have failed to. They stay
 	// open until the daemons keep the GPUs initialised.
@@ -197,6 +208,10 @@ func (d *Driver) install(ctx context.Context, withDaemons bool) (Snapshot, error
 		if d.daemons, err = d.startDaemons(ctx); err != nil {
 			return s, err
 		}
+	}
+	if note := d.System.DescribeGPUMemory(ctx); note != "" {
+		d.Log.Warn("GPU memory is memory of the node", "note", note)
+		d.notes = append(d.notes, note)
 	}
 	if err := d.mountRoot(s); err != nil {
 		return s, err
@@ -257,34 +272,6 @@ func (d *Driver) verifySignatures(steps []kernel.Step) error {
 	return nil
 }
 
-// checkLoadedModules returns an error with ReasonTaken unless the kernel has the image's build of each
-// wanted module, and one without a reason if that cannot be read.
-func (d *Driver) checkLoadedModules(s Snapshot) error {
-	loaded, err := d.System.ReadLoaded()
-	if err != nil {
-		return err
-	}
-	for _, name := range s.Wanted {
-		l, isLoaded := loaded[name]
-		l = d.System.Describe(l)
-		want := s.Files[name].Info
-		switch {
-		case !isLoaded:
-			return takenError("module %s is no longer loaded: somebody unloaded it", name)
-		case l.SrcVersion == "" && l.BuildID == "" && (want.SrcVersion != "" || want.BuildID != ""):
-			return fmt.Errorf("the build of module %s in the kernel cannot be read from %s/module", name, d.System.Sys)
-		case !l.IsSameBuild(want):
-			return takenError("module %s in the kernel is not the one of the image: somebody loaded another one", name)
-		}
-	}
-	return nil
-}
-
-// takenError returns an error with ReasonTaken.
-func takenError(format string, args ...any) error {
-	return &kernel.Error{Reason: ReasonTaken, Message: fmt.Sprintf(format, args...)}
-}
-
 // mountRoot mounts the driver root.
 func (d *Driver) mountRoot(s Snapshot) error {
 	propagates, err := root.Mount(s.Image.Dir(), d.Root)
@@ -293,105 +280,6 @@ func (d *Driver) mountRoot(s Snapshot) error {
 	}
 	if !propagates {
 		d.Log.Warn("the driver root is visible only in this mount namespace: mount the folder above it with mountPropagation: Bidirectional", "root", d.Root)
-	}
-	return nil
-}
-
-// watchDriver returns an error when another program has removed the driver root or modules, or ctx
-// ends. Meanwhile it publishes the state of the driver's daemons.
-func (d *Driver) watchDriver(ctx context.Context, s Snapshot) error {
-	watching, stop := context.WithCancel(ctx)
-	mounted, ended := make(chan struct{}, 1), make(chan struct{})
-	go func() {
-		defer close(ended)
-		d.watchMounts(watching, mounted)
-	}()
-	defer func() { stop(); <-ended }()
-	tick := time.NewTicker(recheck) // the kernel does not notify of removed modules
-	defer tick.Stop()
-	return d.checkOnEvents(ctx, s, mounted, tick.C)
-}
-
-// watchMounts sends to changed when mounts at the driver root may have changed, until ctx ends. A watch that
-// fails is begun again: meanwhile checkOnEvents checks the root at each tick.
-func (d *Driver) watchMounts(ctx context.Context, changed chan<- struct{}) {
-	notify := func() {
-		select {
-		case changed <- struct{}{}:
-		default:
-		}
-	}
-	for {
-		watch, err := host.WatchMounts([]string{d.Root})
-		if err == nil {
-			notify() // for changes before the watch began
-			err = watch.Run(ctx, notify)
-		}
-		if ctx.Err() != nil {
-			return
-		}
-		d.Log.Warn("the driver root cannot be watched, and is checked from time to time", "again", recheck, "err", err)
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(recheck):
-		}
-	}
-}
-
-// checkOnEvents checks the driver at each change of mounts and at each tick, until it finds that another program
-// has taken the driver away, or ctx ends. A check that cannot read something proves nothing, and is repeated at
-// the next tick. It publishes the state of the driver's daemons when that changes.
-func (d *Driver) checkOnEvents(ctx context.Context, s Snapshot, mounted <-chan struct{}, ticks <-chan time.Time) error {
-	unread := ""
-	for {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-d.daemons.changes():
-			if err := d.publishDaemons(s); err != nil {
-				return err
-			}
-			continue
-		case <-mounted:
-		case <-ticks:
-		}
-		err := d.checkRoot()
-		if err == nil {
-			err = d.checkLoadedModules(s)
-		}
-		switch {
-		case err == nil:
-			unread = ""
-		case ReasonOf(err) == ReasonTaken:
-			return err
-		case err.Error() != unread:
-			unread = err.Error()
-			d.Log.Warn("it cannot be read whether the driver is complete", "again", recheck, "err", err)
-		}
-	}
-}
-
-// checkRoot returns an error with ReasonTaken if the driver root is no longer mounted.
-func (d *Driver) checkRoot() error {
-	isMounted, err := root.IsMounted(d.Root)
-	if err == nil && !isMounted {
-		err = takenError("%s: the driver root was unmounted; restart gpu-driver to mount it again", d.Root)
-	}
-	return err
-}
-
-// publishDaemons publishes that a required daemon has ended, or is ready again. For optional
-// daemons it publishes only changes of which ones run: one that fails repeatedly has other
-// last lines each time, and must not change the state.
-func (d *Driver) publishDaemons(s Snapshot) error {
-	failed := d.daemons.requiredFailure()
-	failedOptional, _ := d.daemons.findFailedOptional()
-	switch {
-	case failed == nil && d.daemons.Ready() == nil && (d.Ready() != nil || !slices.Equal(failedOptional, d.daemons.failedOptional)):
-		return d.publishReady(s)
-	case failed != nil:
-		return d.publish(nodestate.Degraded, kernel.ReasonDeviceInitFailed, failed.Error())
 	}
 	return nil
 }

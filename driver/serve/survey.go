@@ -33,6 +33,7 @@ type Survey struct {
 type Snapshot struct {
 	Release string // of the running kernel
 	GPUs    []host.PCIGPU
+	Passed  string      // names the GPUs that are held for virtual machines
 	Kind    kernel.Kind // of the modules that are loaded
 	Why     string      // why this kind
 	Version string      // of the driver
@@ -52,28 +53,34 @@ var loadedFirst = []string{"i2c_core", "ipmi_msghandler", "ipmi_devintf", "video
 // ErrNoGPU is returned on a node without a GPU.
 var ErrNoGPU error = &kernel.Error{Reason: kernel.ReasonNoDevice, Message: "there is no NVIDIA GPU on this node's PCI bus: no driver is loaded"}
 
-// listGPUs lists the GPUs on the PCI bus, except those that are passed to virtual machines.
-func (v Survey) listGPUs() []host.PCIGPU {
+// listGPUs lists the GPUs on the PCI bus, except those that are passed to virtual machines. passed names these.
+func (v Survey) listGPUs() (own []host.PCIGPU, passed string) {
 	all := v.Host.GPUs(path.Join(v.System.Sys, strings.TrimPrefix(host.PCIDevices, "/sys")))
-	return slices.DeleteFunc(all, func(g host.PCIGPU) bool { return strings.Contains(g.Driver, "vfio") })
+	return slices.DeleteFunc(slices.Clone(all), func(g host.PCIGPU) bool { return strings.Contains(g.Driver, "vfio") }), kernel.PassedOn(all)
 }
 
-// CheckGPU returns ErrNoGPU on a node without a GPU, and the reason on a platform that is not served. The
-// modules of a vGPU manager are never replaced.
+// CheckGPU returns ErrNoGPU on a node without a GPU, wrapped if all GPUs are passed to virtual machines, and the
+// reason on a platform that is not served. The modules of a vGPU manager are never replaced.
 func (v Survey) CheckGPU() error {
 	if p := v.Host.Platform(); p == host.VGPUHost || p != "" && !v.WithoutGPU {
 		message, action := p.Describe()
 		return &kernel.Error{Reason: kernel.ReasonPlatform, Message: message + "; " + action}
 	}
-	if v.WithoutGPU || len(v.listGPUs()) > 0 {
+	own, passed := v.listGPUs()
+	switch {
+	case v.WithoutGPU || len(own) > 0:
 		return nil
+	case passed != "":
+		return &kernel.Error{Reason: kernel.ReasonNoDevice, Err: ErrNoGPU,
+			Message: "all NVIDIA GPUs on this node's PCI bus are held for virtual machines (" + passed + "): no driver is loaded"}
 	}
 	return ErrNoGPU
 }
 
 // Snapshot surveys the node and the image.
 func (v Survey) Snapshot() (Snapshot, error) {
-	s := Snapshot{Image: v.Image, GPUs: v.listGPUs()}
+	s := Snapshot{Image: v.Image}
+	s.GPUs, s.Passed = v.listGPUs()
 	var err error
 	if s.Release, err = v.System.Release(); err != nil {
 		return s, err
@@ -95,6 +102,7 @@ func (v Survey) Snapshot() (Snapshot, error) {
 	if err := kernel.CheckConf(s.Options, s.Files); err != nil {
 		return s, err
 	}
+	s.Options.SetDefaults(s.Files, s.GPUs)
 	if s.Loaded, err = v.System.ReadLoaded(); err != nil {
 		return s, err
 	}

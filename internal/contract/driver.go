@@ -26,6 +26,12 @@ var driverReasons = []group{
 		},
 		{Reason: "PlatformNotServed", Meaning: platformMeaning, Next: platformNext},
 		{
+			Reason:  "NouveauInTheWay",
+			Meaning: "another driver of the kernel, such as nouveau or nova_core, holds the GPUs, and does not let go of them",
+			Next: "end the processes that are named, such as a display server; or keep that driver from being loaded, by the lines " +
+				"in the message, and restart the node",
+		},
+		{
 			Reason:  "DependencyMissing",
 			Meaning: "a required module, symbol or daemon's program is missing",
 			Next:    "use an image that has it; mount the host's `/lib/modules`; install the kernel's extra modules",

@@ -181,7 +181,7 @@ func (s *Selection) Choose(policy *v1.ClusterPolicySpec, pool fleet.Pool, node s
 	name := pool.NVIDIADriver()
 	of, known := s.byName[name]
 	switch {
-	case pool.NotServed && !(known && of.spec.Driver.IsSimulated()):
+	case pool.NotServed && (!known || !of.spec.Driver.IsSimulated()):
 		return chooseNone(pool, node)
 	case s.unread != "":
 		return none(DriversUnknown, "spec.driver.useNvidiaDriverCRD is set, and the NVIDIADrivers are not known: %s", s.unread)

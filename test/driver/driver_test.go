@@ -37,6 +37,7 @@ func TestDriver(t *testing.T) {
 				run  func(*node)
 			}{
 				{"Loads", loadsAndUnloads},
+				{"FirmwarePath", firmwarePath},
 				{"Adopts", adopts},
 				{"Parameters", parameters},
 				{"Upgrades", upgrades},
@@ -81,6 +82,29 @@ func loadsAndUnloads(n *node) {
 	require.NotZero(n.t, n.Run(ctx, "test", "-e", driverRoot+"/usr").Code)
 	require.EqualValues(n.t, "DriverStopped", n.state().Reason)
 	require.Equal(n.t, 4, n.driver("probe").Code)
+}
+
+// firmwarePath sets the kernel's firmware path, as for a network card, before the driver is loaded.
+func firmwarePath(n *node) {
+	ctx := n.t.Context()
+	const parameter, ours = "/sys/module/firmware_class/parameters/path", "/firmware/nvidia/" + version + "/gsp_ga10x.bin"
+	was := strings.TrimSpace(n.MustRun(ctx, "cat", parameter))
+	n.MustRun(ctx, "sh", "-c", "mkdir /firmware && touch /firmware/other.bin && printf /firmware > "+parameter)
+	path := func() string { return strings.TrimSpace(n.MustRun(ctx, "cat", parameter)) }
+	n.loads()
+	require.Equal(n.t, "/firmware", path())
+	require.Equal(n.t, "the firmware", n.MustRun(ctx, "cat", ours))
+	require.NotZero(n.t, n.Run(ctx, "test", "-e", "/run/nvidia/gpuready/driver/firmware").Code)
+	n.unloads()
+	require.Equal(n.t, "/firmware", path())
+	require.Equal(n.t, "other.bin\n", n.MustRun(ctx, "ls", "/firmware"))
+
+	n.MustRun(ctx, "mkdir", "-p", "/drivers")
+	require.NoError(n.t, n.WriteFile(ctx, "/drivers/nvidia.conf", "NVreg_EnableGpuFirmware=0\n", 0o644))
+	n.loads()
+	require.Equal(n.t, "other.bin\n", n.MustRun(ctx, "ls", "/firmware"))
+	n.unloads()
+	n.MustRun(ctx, "sh", "-c", "rm -r /drivers/nvidia.conf /firmware && printf "+was+" > "+parameter)
 }
 
 func adopts(n *node) {

@@ -289,8 +289,9 @@ func (s *Settings) writeImages(common v1.Image, kernels []string, all []compiled
 	}
 	var made []Image
 	for _, release := range kernels {
-		i, tag := common, ""
-		if tag, err = s.tag(release); err != nil {
+		i := common
+		tag, err := s.tag(release)
+		if err != nil {
 			return nil, err
 		}
 		one := Image{Name: s.repository() + ":" + tag, Kernel: release}
