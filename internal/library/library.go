@@ -113,7 +113,8 @@ func (f *Finder) cached() []string {
 			continue
 		}
 		if len(folders) == maxFolders {
-			f.err = fmt.Errorf("the loader's cache %s names more than %d folders of the driver's libraries; the others are not searched", f.root.Path(CachePath), maxFolders)
+			f.err = fmt.Errorf("the loader's cache %s names more than %d folders of the driver's libraries; the others are not searched",
+				f.root.Path(CachePath), maxFolders)
 			break
 		}
 		folders = append(folders, folder)

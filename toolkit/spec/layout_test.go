@@ -183,21 +183,30 @@ func TestDamagedCacheIsOnlyNoted(t *testing.T) {
 // TestOptionalFileInAWorldWritableFolderIsLeftOut changes the mode of one folder. Only libcuda and
 // libnvidia-ml are worth a node's specifications.
 func TestOptionalFileInAWorldWritableFolderIsLeftOut(t *testing.T) {
-	const cores, rest = "/usr/lib64", "/usr/local/nvidia/lib64"
+	const cuda, ml, rest = "/usr/lib64", "/opt/nvidia/current/lib64", "/usr/local/nvidia/lib64"
 	for _, c := range []struct {
 		name, folder string
 		absent       []string
 		warning      string
 		fails        string
 	}{
-		{name: "OptiX's data", folder: "/usr/share/nvidia", absent: []string{"nvoptix.bin"}, warning: "/usr/share/nvidia/nvoptix.bin cannot be mounted into containers"},
-		{name: "a folder of libraries", folder: rest, absent: []string{"libnvidia-glcore.so." + version, "libnvcuvid.so." + version}, warning: "and 1 more cannot be mounted into containers: "},
-		{name: "libcuda's", folder: cores, fails: "libcuda.so." + version + " cannot be mounted into containers"},
+		{
+			name: "OptiX's data", folder: "/usr/share/nvidia", absent: []string{"nvoptix.bin"},
+			warning: "/usr/share/nvidia/nvoptix.bin cannot be mounted into containers",
+		},
+		{
+			name: "a folder of libraries", folder: rest, absent: []string{"libnvidia-glcore.so." + version, "libnvcuvid.so." + version},
+			warning: "and 1 more cannot be mounted into containers: ",
+		},
+		{name: "libcuda's", folder: cuda, fails: "libcuda.so." + version + " cannot be mounted into containers"},
+		{name: "libnvidia-ml's", folder: ml, fails: "libnvidia-ml.so." + version + " cannot be mounted into containers"},
 		{name: "a folder that is not used", folder: "/opt/nvidia/lib64"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dir := t.TempDir()
-			for _, at := range []string{cores + "/libcuda.so", cores + "/libnvidia-ml.so", rest + "/libnvidia-glcore.so", rest + "/libnvcuvid.so", "/opt/nvidia/lib64/libcuda.so"} {
+			for _, at := range []string{
+				cuda + "/libcuda.so", ml + "/libnvidia-ml.so", rest + "/libnvidia-glcore.so", rest + "/libnvcuvid.so", "/opt/nvidia/lib64/libcuda.so",
+			} {
 				require.NoError(t, os.MkdirAll(filepath.Dir(dir+at), 0o755))
 				require.NoError(t, os.WriteFile(dir+at+"."+version, librarytest.Library(path.Base(at)+".1"), 0o755))
 			}
