@@ -111,7 +111,8 @@ func TestOldFormatInFrontIsSkipped(t *testing.T) {
 }
 
 func FuzzCache(f *testing.F) {
-	f.Add(Cache{Entries: []Entry{{Name: "libc.so.6", Path: "/lib/libc.so.6", Flags: 3}, {Name: "a", Path: "b", HWCap: hwcapExtension}}, HWCaps: []string{"x86-64-v3"}}.Bytes())
+	entries := []Entry{{Name: "libc.so.6", Path: "/lib/libc.so.6", Flags: 3}, {Name: "a", Path: "b", HWCap: hwcapExtension}}
+	f.Add(Cache{Entries: entries, HWCaps: []string{"x86-64-v3"}}.Bytes())
 	if data, err := os.ReadFile("/etc/ld.so.cache"); err == nil && len(data) < 200_000 {
 		f.Add(data)
 	}

@@ -22,29 +22,36 @@ type layout struct {
 var layouts = []layout{
 	{"WSL", []string{"/usr/lib/wsl/lib"}, true,
 		"https://learn.microsoft.com/windows/ai/directml/gpu-cuda-in-wsl: the host mounts its driver's libraries there"},
-	{"Tegra", []string{"/usr/lib/aarch64-linux-gnu/nvidia", "/usr/lib/aarch64-linux-gnu/tegra", "/usr/lib/aarch64-linux-gnu/tegra-egl", "/opt/nvidia/l4t-gpu-libs/nvgpu"}, true,
+	{"Tegra", []string{
+		"/usr/lib/aarch64-linux-gnu/nvidia", "/usr/lib/aarch64-linux-gnu/tegra", "/usr/lib/aarch64-linux-gnu/tegra-egl", "/opt/nvidia/l4t-gpu-libs/nvgpu",
+	}, true,
 		"nvidia-l4t-init's /etc/nvidia-container-runtime/host-files-for-container.d: tegra up to L4T r35, nvidia from r36 on, l4t-gpu-libs from r39 on"},
 	{"Fedora, RHEL, SUSE, Amazon Linux, Azure Linux", []string{"/usr/lib64"}, false,
 		"https://developer.download.nvidia.com/compute/cuda/repos: nvidia-driver-libs; NVIDIA's installer on them"},
 	{"Debian, Ubuntu", []string{"/usr/lib/TRIPLET"}, false,
 		"https://packages.ubuntu.com: libnvidia-compute-580; Debian's libnvidia-eglcore, -glcore, -rtcore, -glvkspirv"},
-	// The folders of nvidia-alternative, nvidia-tesla-alternative, nvidia-tesla-535-alternative and so on. Those of /usr/lib/nvidia hold the X server's modules.
-	{"Debian's alternatives", []string{"/usr/lib/TRIPLET/nvidia/*", "/usr/lib/nvidia/*"}, false,
+	// The folders of nvidia-alternative, nvidia-tesla-alternative, nvidia-tesla-535-alternative and so on. Those of
+	// /usr/lib/nvidia hold the X server's modules.
+	{"Debian's alternatives", []string{
+		"/usr/lib/TRIPLET/nvidia/current*", "/usr/lib/TRIPLET/nvidia/tesla*", "/usr/lib/nvidia/current*", "/usr/lib/nvidia/tesla*",
+	}, false,
 		"https://packages.debian.org/bookworm: libcuda1, libnvidia-tesla-cuda1, libnvidia-tesla-535-cuda1, xserver-xorg-video-nvidia"},
 	// Bottlerocket up to mid-2026 has /usr/lib/nvidia/tesla, and once had a folder of each version in it.
-	{"Bottlerocket", []string{"/usr/lib/nvidia/tesla/*"}, false,
+	{"Bottlerocket", []string{"/usr/lib/nvidia/tesla/[0-9]*"}, false,
 		"https://github.com/bottlerocket-os/bottlerocket-kernel-kit: kmod-6.1-nvidia.spec; #425 and #473 move the libraries to /usr/lib"},
 	{"Arch, Bottlerocket, Talos from 1.13 on", []string{"/usr/lib"}, false,
 		"https://archlinux.org/packages/extra/x86_64/nvidia-utils/files; https://github.com/NVIDIA/nvidia-container-toolkit/pull/1621"},
 	{"Talos before 1.13", []string{"/usr/local/glibc/usr/lib"}, false,
 		"https://github.com/siderolabs/extensions: nvidia-gpu/nvidia-container-toolkit"},
-	{"driver roots without /usr", []string{"/lib64", "/lib/TRIPLET", "/lib/TRIPLET/nvidia/*", "/lib"}, false,
+	{"driver roots without /usr", []string{"/lib64", "/lib/TRIPLET", "/lib/TRIPLET/nvidia/current*", "/lib"}, false,
 		"https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/google-gke.html: /home/kubernetes/bin/nvidia/lib64"},
 	{"NixOS", []string{"/run/opengl-driver/lib"}, false,
 		"https://github.com/NixOS/nixpkgs/blob/master/nixos/modules/hardware/graphics.nix"},
 	{"installers that may not write to /usr", []string{"/usr/local/nvidia/lib64", "/usr/local/nvidia/lib"}, false,
 		"https://cloud.google.com/container-optimized-os/docs/how-to/run-gpus"},
-	{"prefixes of an installer", []string{"/opt/nvidia/current/usr/lib64", "/opt/nvidia/current/usr/lib", "/opt/nvidia/current/lib64", "/opt/nvidia/lib64", "/usr/local/lib64", "/usr/local/lib"}, false,
+	{"prefixes of an installer", []string{
+		"/opt/nvidia/current/usr/lib64", "/opt/nvidia/current/usr/lib", "/opt/nvidia/current/lib64", "/opt/nvidia/lib64", "/usr/local/lib64", "/usr/local/lib",
+	}, false,
 		"https://github.com/flatcar/scripts: nvidia-drivers-service; nvidia-installer --utility-prefix, --opengl-prefix"},
 }
 

@@ -129,7 +129,7 @@ func TestWatchedFilesAreInTheFoldersThatAreThere(t *testing.T) {
 	require.Contains(t, files, "/run/nvidia/driver/etc/ld.so.cache")
 	require.Contains(t, files, "/run/nvidia/driver/usr/lib64/libcuda.so.1", "a folder that may appear")
 	require.True(t, slices.ContainsFunc(files, func(f string) bool { return strings.HasSuffix(f, "-linux-gnu/nvidia/tesla/libcuda.so.1") }), "%v", files)
-	require.True(t, slices.ContainsFunc(files, func(f string) bool { return strings.HasSuffix(f, "-linux-gnu/nvidia/*") }), "an alternative that may appear")
+	require.True(t, slices.ContainsFunc(files, func(f string) bool { return strings.HasSuffix(f, "-linux-gnu/nvidia/tesla*") }), "an alternative that may appear")
 }
 
 func TestMadeLibraryHasItsSoname(t *testing.T) {

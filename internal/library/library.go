@@ -12,7 +12,6 @@ import (
 	"io/fs"
 	"iter"
 	"path"
-	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -113,7 +112,8 @@ func (f *Finder) cached() []string {
 			continue
 		}
 		if len(folders) == maxFolders {
-			f.err = fmt.Errorf("the loader's cache %s names more than %d folders of the driver's libraries; the others are not searched", f.root.Path(CachePath), maxFolders)
+			f.err = fmt.Errorf("the loader's cache %s names more than %d folders of the driver's libraries; the others are not searched",
+				f.root.Path(CachePath), maxFolders)
 			break
 		}
 		folders = append(folders, folder)
@@ -176,15 +176,25 @@ func Names(root *host.Root, folder string) ([]string, error) {
 	return root.NamesAtMost(folder, maxNames)
 }
 
-var versionPattern = regexp.MustCompile(`^\d{2,4}(\.\d{1,4}){1,3}$`)
-
 // Version returns the driver's version in the name of a library, such as libcuda.so.580.95.05; "" if there is none.
 func Version(file string) string {
 	_, version, _ := strings.Cut(path.Base(file), ".so.")
-	if !versionPattern.MatchString(version) {
+	if !isVersion(version) {
 		return ""
 	}
 	return version
+}
+
+// isVersion reports whether a text has the form of a driver's version: two to four digits, and one to three more
+// numbers of up to four.
+func isVersion(text string) bool {
+	parts := strings.Split(text, ".")
+	if len(parts) < 2 || len(parts) > 4 || len(parts[0]) < 2 {
+		return false
+	}
+	return !slices.ContainsFunc(parts, func(part string) bool {
+		return part == "" || len(part) > 4 || strings.Trim(part, "0123456789") != ""
+	})
 }
 
 // ModuleVersion returns the version of the loaded kernel module that its file /proc/driver/nvidia/version tells in its
@@ -197,7 +207,7 @@ func ModuleVersion(text string) string {
 		return ""
 	}
 	for word := range strings.FieldsSeq(line) {
-		if versionPattern.MatchString(word) {
+		if isVersion(word) {
 			return word
 		}
 	}

@@ -26,3 +26,12 @@ func FuzzModuleVersion(f *testing.F) {
 		}
 	})
 }
+
+func TestVersionOfALibrary(t *testing.T) {
+	for file, want := range map[string]string{
+		"/usr/lib64/libcuda.so.580.95.05": "580.95.05", "libcuda.so.470.161.03": "470.161.03", "libnvidia-ml.so.535.104": "535.104", "libcuda.so.1580.1.2.3": "1580.1.2.3",
+		"libcuda.so.1": "", "libcuda.so.1.1": "", "libcuda.so": "", "libcuda.so.580": "", "libcuda.so.580.": "", "libcuda.so.580.95.05.1.2": "", "libcuda.so.580.95.05-1": "", "libcuda.so.15800.1": "",
+	} {
+		require.Equal(t, want, Version(file), file)
+	}
+}

@@ -30,9 +30,12 @@ func (f *finder) graphics() {
 func (f *finder) xorg() {
 	modules := []string{"/usr/lib/xorg/modules", "/usr/lib64/xorg/modules", "/usr/X11R6/lib/modules", "/usr/X11R6/lib64/modules"}
 	var dirs []string
-	for _, dir := range f.libraries {
-		dirs = append(dirs, dir, path.Join(dir, "nvidia/xorg"))
-		modules = append(modules, path.Join(dir, "xorg/modules"))
+	for _, folder := range f.folders {
+		if f.isUsed(folder.Path) { // nvidia_drv.so has no version in its name
+			dirs = append(dirs, folder.Path)
+		}
+		dirs = append(dirs, path.Join(folder.Path, "nvidia/xorg"))
+		modules = append(modules, path.Join(folder.Path, "xorg/modules"))
 	}
 	for _, dir := range modules {
 		for _, sub := range []string{"drivers", "extensions", "updates/drivers", "updates/extensions"} {

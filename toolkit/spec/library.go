@@ -35,7 +35,7 @@ func (f *finder) addLibraries(driverRoot string) (cuda string, err error) {
 			}
 		}
 		for _, p := range added {
-			if dir := path.Dir(p); !slices.Contains(f.libraries, dir) {
+			if dir := path.Dir(p); !slices.Contains(f.libraries, dir) && !isXModule(path.Base(p)) {
 				f.libraries = append(f.libraries, dir)
 			}
 		}
@@ -91,6 +91,19 @@ func (f *finder) addFolder(folder library.Folder) (added []string) {
 	return added
 }
 
+// isXModule reports whether a library is a module of the X server, which programs do not load.
+func isXModule(name string) bool { return strings.HasPrefix(name, "libglxserver_nvidia.so.") }
+
+// isUsed reports whether a library in a folder was added.
+func (f *finder) isUsed(folder string) bool {
+	for _, p := range f.taken {
+		if path.Dir(p) == folder {
+			return true
+		}
+	}
+	return false
+}
+
 func (f *finder) addAll(files []string) {
 	for _, p := range files {
 		f.addLibrary(p)
@@ -112,7 +125,7 @@ func (f *finder) addLibrary(p string) bool {
 	}
 	f.taken[name] = p
 	f.mount(p, p, readOnly)
-	if strings.HasPrefix(name, "lib") { // programs load others by their paths
+	if strings.HasPrefix(name, "lib") && !isXModule(name) { // programs load others by their paths
 		f.Folders = append(f.Folders, dir)
 	}
 	stem, _, _ := strings.Cut(name, ".so.")

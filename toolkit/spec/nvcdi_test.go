@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/NVIDIA/go-nvml/pkg/nvml/mock"
 	"github.com/NVIDIA/nvidia-container-toolkit/pkg/nvcdi"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -25,12 +27,19 @@ import (
 // libnvidia-ml, and nvcdi reads the /proc and /sys of the machine.
 const oracle = "GPUREADY_TEST_NVCDI_ROOT"
 
+// oracleLibraries is the variable that has it generate only the mounts of libraries. It holds the driver's version.
+const oracleLibraries = "GPUREADY_TEST_NVCDI_LIBRARIES"
+
 func TestMain(m *testing.M) {
 	root := os.Getenv(oracle)
 	if root == "" {
 		os.Exit(m.Run())
 	}
-	if err := generate(root); err != nil {
+	print := generate
+	if os.Getenv(oracleLibraries) != "" {
+		print = generateLibraries
+	}
+	if err := print(root); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
@@ -83,6 +92,26 @@ func generate(root string) error {
 	return json.NewEncoder(os.Stdout).Encode(all)
 }
 
+// generateLibraries prints the edits that all agents get, as JSON. It needs no GPU, and prints none if there is no driver.
+func generateLibraries(root string) error {
+	driver := &mock.Interface{
+		InitFunc:                   func() nvml.Return { return nvml.SUCCESS },
+		ShutdownFunc:               func() nvml.Return { return nvml.SUCCESS },
+		SystemGetDriverVersionFunc: func() (string, nvml.Return) { return os.Getenv(oracleLibraries), nvml.SUCCESS },
+	}
+	lib, err := nvcdi.New(nvcdi.WithMode(nvcdi.ModeManagement), nvcdi.WithDriverRoot(root), nvcdi.WithNvmlLib(driver),
+		nvcdi.WithFeatureFlags(nvcdi.FeatureDisableNvsandboxUtils), nvcdi.WithLogger(quiet{}))
+	if err != nil {
+		return err
+	}
+	edits, err := lib.GetCommonEdits()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return json.NewEncoder(os.Stdout).Encode(specs.ContainerEdits{})
+	}
+	return json.NewEncoder(os.Stdout).Encode(edits.ContainerEdits)
+}
+
 type quiet struct{}
 
 func (quiet) Debugf(string, ...any)   {}
@@ -113,12 +142,13 @@ var explained = []struct{ what, why string }{
 	// The edits for agents.
 	{`^\+ management.gpuready.io/gpu: device all mount /driver(/dev)? from /driver(/dev)? ro,nosuid,nodev,bind,private$`, "agents look at the driver as it is on the host; they mount nothing of it themselves"},
 	{`^- management.gpuready.io/gpu: device all node /dev/nvidia-caps-imex-channels/`, "no agent of ours uses them, and channels that come and go would have all agents started anew"},
-	{`^\+ management.gpuready.io/gpu: mount /(etc|usr/share)/(vulkan|glvnd|egl|X11|nvidia)/`, "agents are given the same files of the driver as everybody, graphics included: one list, and one generation"},
+	{`^\+ management.gpuready.io/gpu: mount /((etc|usr/share)/(vulkan|glvnd|egl|X11|nvidia|OpenCL)/|usr/bin/nvidia-xconfig )`, "agents are given the same files of the driver as everybody, graphics included: one list, and one generation"},
 	{`^\+ management.gpuready.io/gpu: mount /usr/lib/\S+/(libnvidia-egl-\S+|nvidia/xorg/\S+) `, "the same"},
 	{`^\+ management.gpuready.io/gpu: hook create-symlinks argument \S+::/usr/lib/\S+/(nvidia-drm_gbm|libglxserver_nvidia|libnvidia-vulkan-producer)\.so$`, "the same"},
-	// What nvcdi has since its version 1.20; go.mod has 1.19.
-	{`^\+ .*: mount (/etc/OpenCL/vendors/nvidia\.icd|/usr/bin/nvidia-xconfig|\S+/libnvidia-nvvm70\.so\.4|\S+/ucodes_\S+\.bin|/usr/share/egl/egl_external_platform\.d/20_nvidia_\S+) from `, "nvcdi 1.20 mounts these, too"},
-	{`^\+ nvidia.com/gpu: hook createContainer update-application-profile$`, "nvcdi 1.20 has it, too, there also for a driver without graphics"},
+	// Hooks.
+	{`^- nvidia.com/gpu: hook createContainer update-application-profile$`, "ours is only where the driver has the libraries that read profiles"},
+	{`^- management.gpuready.io/gpu: hook (createContainer enable-cuda-compat|enable-cuda-compat argument .*)$`, "agents need the driver as it is on the host"},
+	{`^- nvidia.com/gpu: device \S+ hook (createRuntime apply-cuda-memory-limits|apply-cuda-memory-limits argument \S+)$`, "it limits a container's GPU memory by the container's own environment, which a container must not choose here"},
 	// Sockets.
 	{`^- .*: mount /run/nvidia-(persistenced|fabricmanager)/socket from \S+ nosuid,nodev,rbind,rprivate,noexec$`, "with it a container's root could change the mode and the owner of the host's socket"},
 	{`^\+ .*: mount /run/nvidia-(persistenced|fabricmanager)/socket from \S+ ro,nosuid,nodev,rbind,rprivate,noexec$`, "a program can connect to it all the same"},

@@ -19,6 +19,7 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/gpu/gputest"
 	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/internal/library"
 	"github.com/gpuready/gpuready/toolkit/hook/joined"
 	"github.com/gpuready/gpuready/toolkit/node"
 )
@@ -356,14 +357,18 @@ func BenchmarkFind(b *testing.B) {
 	dir := b.TempDir()
 	lib := dir + "/usr/lib64"
 	require.NoError(b, os.MkdirAll(lib, 0o755))
+	require.NoError(b, os.MkdirAll(dir+"/etc", 0o755))
+	var cache library.Cache
 	for i := range 3000 {
 		name := fmt.Sprintf("libfoo%d.so.1.2.3", i)
+		cache.Entries = append(cache.Entries, library.Entry{Name: name, Path: "/usr/lib64/" + name, Flags: library.Flags()})
 		require.NoError(b, os.WriteFile(lib+"/"+name, []byte("x"), 0o755))
 		require.NoError(b, os.Symlink(name, fmt.Sprintf("%s/libfoo%d.so.1", lib, i)))
 	}
 	for _, name := range []string{"cuda", "nvidia-ml", "nvcuvid", "nvidia-encode", "EGL_nvidia", "GLX_nvidia", "nvoptix", "nvidia-glcore", "nvidia-opencl"} {
 		require.NoError(b, os.WriteFile(lib+"/lib"+name+".so."+version, []byte("x"), 0o755))
 	}
+	require.NoError(b, os.WriteFile(dir+library.CachePath, cache.Bytes(), 0o644))
 	root, err := host.Open(dir)
 	require.NoError(b, err)
 	defer root.Close()
