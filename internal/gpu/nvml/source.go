@@ -119,7 +119,7 @@ var waiting = []string{"nvmlEventSetWait", "nvmlEventSetWait_v2"}
 // optional lists the functions that are called only if the library has them.
 var optional = slices.Concat(watching, waiting, []string{
 	"nvmlDeviceGetName", "nvmlDeviceGetMinorNumber", "nvmlDeviceGetCudaComputeCapability",
-	"nvmlSystemGetCudaDriverVersion_v2", "nvmlDeviceGetBrand", "nvmlDeviceGetArchitecture", "nvmlDeviceGetAddressingMode",
+	"nvmlSystemGetCudaDriverVersion_v2", getConfidentialState, getReadyState, "nvmlDeviceGetBrand", "nvmlDeviceGetArchitecture", "nvmlDeviceGetAddressingMode",
 	"nvmlDeviceGetMigMode", "nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex",
 	"nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId", "nvmlDeviceGetAttributes_v2",
 	"nvmlDeviceIsMigDeviceHandle", "nvmlDeviceGetDeviceHandleFromMigDeviceHandle",
