@@ -232,6 +232,9 @@ func (s *Source) initialise(ctx context.Context) error {
 // path, the library was replaced.
 func (s *Source) Library() string { return s.library }
 
+// Simulated reports whether the library says that there is no GPU under it.
+func (s *Source) Simulated() bool { return s.simulated }
+
 // Close ends the use of NVML, which releases the GPUs. Watch must have ended before.
 func (s *Source) Close() error {
 	s.mu.Lock()
