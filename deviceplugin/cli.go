@@ -14,6 +14,7 @@ import (
 	"github.com/gpuready/gpuready/deviceplugin/driver"
 	"github.com/gpuready/gpuready/deviceplugin/plugin"
 	"github.com/gpuready/gpuready/deviceplugin/settings"
+	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/gpu/nvml"
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/internal/program"
@@ -124,6 +125,9 @@ func openDriver(place driver.Place, process *nvml.Process, log *slog.Logger, onF
 	source, err := nvml.Open(nvml.Options{HostRoot: place.HostRoot, DriverRoot: root, Library: path, Process: process, Log: log, OnFailure: onFailure, Partitions: partitions, ReadOutside: nvml.NewOutsideReader(place.HostRoot, root), WatchDevices: host.WatchDevices})
 	if err != nil {
 		return plugin.Opened{}, err
+	}
+	if fault := driver.PlatformFault(place.HostRoot); fault != (gpu.Fault{}) && !source.Simulated() { // a vGPU manager has NVML, too
+		return plugin.Opened{}, errors.Join(fmt.Errorf("%w: %s", gpu.ErrNoDriver, fault.Message), source.Close())
 	}
 	if source.Library() != path { // found by the loader, or newly installed
 		library = driver.StatLibrary(source.Library())

@@ -35,6 +35,17 @@ func TestEightGPUsAreAdvertisedWithTheirNUMANodes(t *testing.T) {
 	require.Equal(t, "/dp/kubelet.sock", s.DevicePlugin.KubeletSocket)
 }
 
+// People try the simulator on laptops with WSL2, whose own GPU is not served.
+func TestASimulatedDriverIsServedOnAnyPlatform(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	for _, dir := range []string{"/sys/bus/pci/devices", "/sys/class/misc/dxg"} {
+		require.NoError(t, os.MkdirAll(m.path(dir), 0o755))
+	}
+	m.up().withKubelet().start()
+	require.Len(t, m.wait(8).Devices, 8)
+}
+
 // Every machine of the simulator is offered whole, by one list and without a change.
 func TestEverySimulatedMachineIsOfferedWhole(t *testing.T) {
 	for profile, want := range map[string]struct {

@@ -108,6 +108,11 @@ var validatorReasons = []group{
 			Meaning: "the driver is simulated, with no GPU under it",
 			Next:    "allow it with `--allow-simulated` where that is intended",
 		},
+		{
+			Reason:  "AttestationPending",
+			Meaning: "confidential computing is on, and the GPUs accept no work before their ready state is set",
+			Next:    "attest the GPUs, then `nvidia-smi conf-compute -srs 1`, each time the driver is loaded",
+		},
 		{Reason: "PlatformNotServed", Meaning: platformMeaning, Next: platformNext},
 	}},
 	{by: Validator, of: "layer toolkit", rows: []Reason{

@@ -24,6 +24,9 @@ type Driver struct {
 	Version     string // of the kernel module, "580.95.05"
 	CUDAVersion string // highest CUDA version the driver supports, "13.0"
 	Simulated   bool   // the library reports that there is no GPU under it
+	// AwaitsAttestation: confidential computing is on, and the GPUs accept no work before somebody
+	// has set their ready state.
+	AwaitsAttestation bool
 }
 
 // Device is one physical GPU.

@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"maps"
 	"slices"
 	"strings"
 
@@ -131,6 +132,20 @@ func (n *Node) mayHaveGPU() bool { return n.detectedByNFD() || n.Labels[label.Pr
 // NFD is set up to label by vendor, any NVIDIA device.
 func (n *Node) detectedByNFD() bool {
 	return n.Labels[label.PCI3D] == yes || n.Labels[label.PCIDisplay] == yes || n.Labels[label.PCI] == yes
+}
+
+// SimilarGPULabel returns a label, "KEY=VALUE", that is like one that says that a node has a GPU and does not
+// count, since its letters or its value are others, and the one that would count. Both are "" if there is none.
+func SimilarGPULabel(all map[string]string) (have, want string) {
+	for _, key := range slices.Sorted(maps.Keys(all)) {
+		for _, read := range []string{label.Present, label.PCI3D, label.PCIDisplay, label.PCI} {
+			value := all[key]
+			if strings.EqualFold(key, read) && (key != read || value != yes) && !strings.EqualFold(value, "false") {
+				return key + "=" + value, read + "=" + yes
+			}
+		}
+	}
+	return "", ""
 }
 
 func condition(c *corev1.NodeCondition) Condition {

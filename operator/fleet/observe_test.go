@@ -74,6 +74,26 @@ func TestPlatformsThatAreNotServedArePoolsOfTheirOwn(t *testing.T) {
 	}
 }
 
+func TestALabelInOtherLettersIsNamed(t *testing.T) {
+	for have, want := range map[string]string{
+		"feature.node.kubernetes.io/pci-10DE.present=true":      label.PCI + "=true",
+		"feature.node.kubernetes.io/PCI-0302_10de.present=true": label.PCI3D + "=true",
+		"nvidia.com/gpu.present=True":                           label.Present + "=true",
+		"nvidia.com/gpu.present=yes":                            label.Present + "=true",
+		"nvidia.com/gpu.present=false":                          "",
+		"nvidia.com/gpu.present=true":                           "",
+		"example.com/gpu=true":                                  "",
+	} {
+		key, value, _ := strings.Cut(have, "=")
+		similar, counts := SimilarGPULabel(map[string]string{key: value, "other": "x"})
+		require.Equal(t, want, counts, have)
+		if want != "" {
+			require.Equal(t, have, similar)
+			require.False(t, Observe(node(map[string]string{key: value})).GPU)
+		}
+	}
+}
+
 func TestConditionsAndCordon(t *testing.T) {
 	n := full(1)
 	got := Observe(n)

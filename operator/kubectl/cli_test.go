@@ -324,6 +324,9 @@ func TestExplain(t *testing.T) {
 	a.lists["/api/v1/nodes"] = []any{plain}
 	a.lists["/apis/nvidia.com/v1/clusterpolicies"] = []any{policy()}
 	require.Equal(t, cluster.ReasonNoGPU, read(a, "cpu").Cluster.Reason)
+	require.Equal(t, "no label says that the node has an NVIDIA GPU", read(a, "cpu").Cluster.Message)
+	plain.Labels = map[string]string{label.Present: "True"}
+	require.Equal(t, "its label nvidia.com/gpu.present=True does not say that it has an NVIDIA GPU", read(a, "cpu").Cluster.Message)
 
 	a = fixture()
 	withHandlers := node("gpu-1", "True", "Ready", "8 of 8 GPUs ready, driver 580.95.05")

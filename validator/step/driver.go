@@ -36,6 +36,7 @@ const (
 	reasonDeviceLink       gpu.Reason = "DeviceLinkMissing" // in notes only
 	reasonSimulatedRefused gpu.Reason = "SimulatedDriverRefused"
 	reasonPlatform         gpu.Reason = "PlatformNotServed"
+	reasonAttestation      gpu.Reason = "AttestationPending"
 )
 
 // NoDriver reports whether a refusal of this layer only means that there is no driver, so that
@@ -107,7 +108,7 @@ func CheckDriver(ctx context.Context, node check.Node, read ReadNVML) (check.Dri
 		}
 	}
 	for _, verify := range []func(hardware, check.Driver, check.Reading) *check.Outcome{
-		checkSimulation, checkVersions, found.checkLibcuda, found.checkVersions, checkUsable, checkComplete, checkNodes,
+		checkSimulation, checkVersions, found.checkLibcuda, found.checkVersions, checkUsable, checkComplete, checkNodes, checkAttestation,
 	} {
 		if failed := verify(h, d, reading); failed != nil {
 			return check.Driver{}, *failed
@@ -310,6 +311,16 @@ func checkUsable(h hardware, d check.Driver, _ check.Reading) *check.Outcome {
 			"look for NVRM lines in dmesg: the GPU may be unsupported by this driver, bound to another one, or fallen off the bus")
 	}
 	return failed(reasonNoUsableGPU, "no GPU is usable: "+strings.Join(faults, "; "), "look for Xid lines in dmesg; reset the GPUs or reboot")
+}
+
+// checkAttestation checks that the GPUs accept work where confidential computing is on. Setting their ready
+// state vouches for their attestation, so the node's owner does that and no component.
+func checkAttestation(_ hardware, _ check.Driver, r check.Reading) *check.Outcome {
+	if !r.Snapshot.Driver.AwaitsAttestation {
+		return nil
+	}
+	return failed(reasonAttestation, "confidential computing is on, and the GPUs accept no work: their ready state is not set",
+		"attest the GPUs, and then set it: nvidia-smi conf-compute -srs 1; it is lost when the driver is loaded again")
 }
 
 // checkComplete checks that as many GPUs are usable as the node is expected to have.

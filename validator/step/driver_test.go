@@ -235,6 +235,9 @@ func TestEachFaultIsNamed(t *testing.T) {
 				}
 			})
 		}, reasonNoUsableGPU, "GPULost: fell off"},
+		{"GPUs that await attestation", func(m *driverMachine) {
+			m.source.Update(func(s *gpu.Snapshot) { s.Driver.AwaitsAttestation = true })
+		}, reasonAttestation, "confidential computing is on, and the GPUs accept no work"},
 		{"uvm not loaded", func(m *driverMachine) { m.File("proc/devices", "Character devices:\n195 nvidia-frontend\n") },
 			reasonUVMMissing, "nvidia-uvm"},
 		{"node missing", func(m *driverMachine) { m.remove("dev/nvidia1") }, reasonDeviceNode, "/dev/nvidia1 is not there"},

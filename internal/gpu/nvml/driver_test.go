@@ -78,3 +78,28 @@ func TestAUUIDThatIsNoneCostsItsGPUOnly(t *testing.T) {
 		require.Zero(t, got.Devices[0].Fault, "its other MIG devices are used")
 	}
 }
+
+// GPUs in confidential computing mode accept no work until their ready state is set, after attestation.
+func TestGPUsThatAwaitAttestation(t *testing.T) {
+	f, s := newFake(t, gputest.Node("h100-sxm", 1), Options{})
+	awaits := func() bool {
+		snapshot, err := s.Snapshot(t.Context())
+		require.NoError(t, err)
+		return snapshot.Driver.AwaitsAttestation
+	}
+	f.locked(func() { f.confidential.CcFeature = nvml.CC_SYSTEM_FEATURE_ENABLED })
+	require.True(t, awaits())
+	f.locked(func() { f.accepts = nvml.CC_ACCEPTING_CLIENT_REQUESTS_TRUE })
+	require.False(t, awaits())
+	f.locked(func() { f.accepts = nvml.CC_ACCEPTING_CLIENT_REQUESTS_FALSE })
+	require.True(t, awaits(), "it was taken back")
+
+	f, s = newFake(t, gputest.Node("h100-sxm", 1), Options{})
+	for range 3 {
+		require.False(t, awaits())
+	}
+	require.Equal(t, 1, f.confidentialCalls, "it is off until the driver is loaded again")
+	_, s = newFake(t, gputest.Node("h100-sxm", 1), Options{})
+	s.has[getReadyState] = false // before R535
+	require.False(t, awaits())
+}

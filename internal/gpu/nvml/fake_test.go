@@ -35,6 +35,9 @@ type fake struct {
 	beforeHandle      func()          // called before each DeviceGetHandleByIndex, if not nil
 	opened            func(index int) // the same
 	searched          []string        // what DeviceGetHandleByUUID was called with
+	confidential      nvml.ConfComputeSystemState
+	confidentialCalls int
+	accepts           uint32 // whether the GPUs accept work, with confidential computing
 }
 
 type fakeGPU struct {
@@ -201,6 +204,19 @@ func (f *fake) SystemGetDriverVersion() (string, nvml.Return) {
 }
 
 func (f *fake) SystemGetCudaDriverVersion_v2() (int, nvml.Return) { return 13000, nvml.SUCCESS }
+
+func (f *fake) SystemGetConfComputeState() (nvml.ConfComputeSystemState, nvml.Return) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.confidentialCalls++
+	return f.confidential, f.driver
+}
+
+func (f *fake) SystemGetConfComputeGpusReadyState() (uint32, nvml.Return) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.accepts, f.driver
+}
 
 func (f *fake) DeviceGetCount() (int, nvml.Return) {
 	f.mu.Lock()

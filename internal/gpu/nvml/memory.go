@@ -20,6 +20,7 @@ type memory struct {
 	noXIDs     map[gpu.UUID]time.Time // the GPUs that could not be registered for events, as the driver supports none: until when that is believed
 	noEvents   bool                   // the driver supports no events at all
 	driver     gpu.Driver             // as last read
+	notSecret  bool                   // confidential computing is off, or not supported
 	last       []reading              // as last read, with the faults
 	snapshot   []gpu.Device           // of the last Snapshot; nil if there was none since a probe
 	snapshotAt time.Time

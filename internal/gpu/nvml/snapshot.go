@@ -197,7 +197,37 @@ func (s *Source) readDriver() (d gpu.Driver, err error) {
 			d.CUDAVersion = fmt.Sprintf("%d.%d", cuda/1000, cuda%1000/10) // as cuda.h codes it: 13000
 		}
 	}
+	d.AwaitsAttestation = s.awaitsAttestation()
 	return d, nil
+}
+
+// The functions about confidential computing.
+const (
+	getConfidentialState = "nvmlSystemGetConfComputeState"
+	getReadyState        = "nvmlSystemGetConfComputeGpusReadyState"
+)
+
+// awaitsAttestation reports whether confidential computing is on and the GPUs accept no work yet. It is
+// turned on and off only while no driver has the GPUs, so that it is asked for once if it is off.
+func (s *Source) awaitsAttestation() bool {
+	s.mu.Lock()
+	off := s.memory.notSecret
+	s.mu.Unlock()
+	if off || !s.has[getConfidentialState] || !s.has[getReadyState] {
+		return false
+	}
+	state, ret := s.lib.SystemGetConfComputeState()
+	switch {
+	case isAbsent(ret), ret == nvml.SUCCESS && state.CcFeature != nvml.CC_SYSTEM_FEATURE_ENABLED:
+		s.mu.Lock()
+		s.memory.notSecret = true
+		s.mu.Unlock()
+		return false
+	case ret != nvml.SUCCESS:
+		return false
+	}
+	accepts, ret := s.lib.SystemGetConfComputeGpusReadyState()
+	return ret == nvml.SUCCESS && accepts == nvml.CC_ACCEPTING_CLIENT_REQUESTS_FALSE
 }
 
 // knownVersion returns the driver's version as last read, or as the name of its library ends; "": neither is known.

@@ -119,7 +119,7 @@ var waiting = []string{"nvmlEventSetWait", "nvmlEventSetWait_v2"}
 // optional lists the functions that are called only if the library has them.
 var optional = slices.Concat(watching, waiting, []string{
 	"nvmlDeviceGetName", "nvmlDeviceGetMinorNumber", "nvmlDeviceGetCudaComputeCapability",
-	"nvmlSystemGetCudaDriverVersion_v2", "nvmlDeviceGetBrand", "nvmlDeviceGetArchitecture", "nvmlDeviceGetAddressingMode",
+	"nvmlSystemGetCudaDriverVersion_v2", getConfidentialState, getReadyState, "nvmlDeviceGetBrand", "nvmlDeviceGetArchitecture", "nvmlDeviceGetAddressingMode",
 	"nvmlDeviceGetMigMode", "nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex",
 	"nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId", "nvmlDeviceGetAttributes_v2",
 	"nvmlDeviceIsMigDeviceHandle", "nvmlDeviceGetDeviceHandleFromMigDeviceHandle",
@@ -231,6 +231,9 @@ func (s *Source) initialise(ctx context.Context) error {
 // Library returns the real path of the loaded library. If FindLibrary returns another
 // path, the library was replaced.
 func (s *Source) Library() string { return s.library }
+
+// Simulated reports whether the library says that there is no GPU under it.
+func (s *Source) Simulated() bool { return s.simulated }
 
 // Close ends the use of NVML, which releases the GPUs. Watch must have ended before.
 func (s *Source) Close() error {

@@ -127,6 +127,9 @@ func (c *Client) Explain(ctx context.Context, name, namespace string, now time.T
 	} else {
 		n.evaluate(observed, pods, policy)
 	}
+	if have, want := fleet.SimilarGPULabel(object.Labels); have != "" && n.Reason == ReasonNoGPU {
+		n.Message, n.Action = "its label "+have+" does not say that it has an NVIDIA GPU", "label the node "+want
+	}
 	if noDriver != nil && n.Reason == progress.ReasonNoPod {
 		n.Reason, n.Message = string(noDriver.Reason), noDriver.Message
 		_, n.Action, _ = strings.Cut(noDriver.Message, ": ") // the message is "what is wrong: what to do"
