@@ -126,8 +126,10 @@ func openDriver(place driver.Place, process *nvml.Process, log *slog.Logger, onF
 	if err != nil {
 		return plugin.Opened{}, err
 	}
-	if fault := driver.PlatformFault(place.HostRoot); fault != (gpu.Fault{}) && !source.Simulated() { // a vGPU manager has NVML, too
-		return plugin.Opened{}, errors.Join(fmt.Errorf("%w: %s", gpu.ErrNoDriver, fault.Message), source.Close())
+	if !source.Simulated() { // a vGPU manager has NVML, too
+		if fault := driver.PlatformFault(place.HostRoot); fault != (gpu.Fault{}) {
+			return plugin.Opened{}, errors.Join(fmt.Errorf("%w: %s", gpu.ErrNoDriver, fault.Message), source.Close())
+		}
 	}
 	if source.Library() != path { // found by the loader, or newly installed
 		library = driver.StatLibrary(source.Library())

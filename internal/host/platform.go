@@ -37,27 +37,31 @@ func (r *Root) Platform() Platform {
 	return own.platform()
 }
 
+// platform looks for what marks the platforms, and lists the PCI bus only where it finds that.
 func (r *Root) platform() Platform {
-	gpus := r.GPUs(PCIDevices)
+	found := Platform("")
 	switch {
-	case r.isVGPUHost(gpus):
+	case r.isVGPUHost():
 		return VGPUHost
-	case len(gpus) > 0:
-		return ""
 	case r.exists("/dev/dxg"), r.exists("/sys/class/misc/dxg"):
-		return WSL // the device of dxgkrnl (Microsoft's kernel for WSL2, drivers/hv/dxgkrnl)
+		found = WSL // the device of dxgkrnl (Microsoft's kernel for WSL2, drivers/hv/dxgkrnl)
 	case r.isTegra():
-		return Tegra
+		found = Tegra
 	}
-	return ""
+	if found != "" && len(r.GPUs(PCIDevices)) > 0 {
+		return ""
+	}
+	return found
 }
 
 // isVGPUHost reports whether the vGPU manager's module is loaded (NVIDIA's "Virtual GPU Software
 // User Guide": lsmod | grep vfio), or offers mediated devices of a GPU.
-func (r *Root) isVGPUHost(gpus []PCIGPU) bool {
-	return r.exists("/sys/module/nvidia_vgpu_vfio") || slices.ContainsFunc(gpus, func(g PCIGPU) bool {
-		return r.exists(path.Join("/sys/class/mdev_bus", string(g.Address)))
-	})
+func (r *Root) isVGPUHost() bool {
+	const mediated = "/sys/class/mdev_bus"
+	if r.exists("/sys/module/nvidia_vgpu_vfio") {
+		return true
+	}
+	return r.exists(mediated) && slices.ContainsFunc(r.GPUs(PCIDevices), func(g PCIGPU) bool { return r.exists(path.Join(mediated, string(g.Address))) })
 }
 
 // isTegra reports whether the system on a chip is one of NVIDIA's: by sysfs (Linux,
