@@ -74,3 +74,21 @@ func TestAReleasedGPUIsReadOnceItAnswersOnTheBus(t *testing.T) {
 	events <- host.DeviceEvent{PCI: first.Devices[1].PCI}
 	require.Equal(t, 1, <-asked, "the kernel has told of it")
 }
+
+// While NVML is initialised again, which may take seconds, the GPU that is released for it is not opened from outside.
+func TestAGPUThatIsBeingReleasedIsNotRead(t *testing.T) {
+	_, s := newFake(t, gputest.Node("t4", 2), Options{})
+	_, err := s.Snapshot(t.Context())
+	require.NoError(t, err)
+	s.memory.out[gputest.GPU(1)] = gpu.Fault{Reason: gpu.ReasonLost}
+	asked := make(chan int, 1)
+	s.outside = func(_ context.Context, index int) (gpu.Device, error) { asked <- index; return gpu.Device{}, nil }
+	w := &watch{Source: s, ctx: t.Context(), outsideReadings: make(chan outsideReading, 1), outsideReadAt: map[gpu.UUID]time.Time{}}
+	w.cycled = make(chan error)
+	w.readNextOutside()
+	require.False(t, w.readingOutside)
+	w.cycled = nil
+	w.readNextOutside()
+	require.Equal(t, 1, <-asked)
+	w.outsideReader.Wait()
+}

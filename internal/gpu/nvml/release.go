@@ -118,9 +118,10 @@ type outsideReading struct {
 }
 
 // readNextOutside starts to read a released GPU from outside, if one is due and no
-// such read is under way. It picks the one whose last read is oldest.
+// such read is under way. It picks the one whose last read is oldest. A GPU that is being released
+// is not read yet: somebody waits to reset it.
 func (w *watch) readNextOutside() {
-	if w.readingOutside {
+	if w.readingOutside || w.cycled != nil {
 		return
 	}
 	w.mu.Lock()
