@@ -121,7 +121,10 @@ func openDriver(place driver.Place, process *nvml.Process, log *slog.Logger, onF
 			root = "/" // NVML then searches the loader's path
 		}
 	}
-	source, err := nvml.Open(nvml.Options{HostRoot: place.HostRoot, DriverRoot: root, Library: path, Process: process, Log: log, OnFailure: onFailure, Partitions: partitions, ReadOutside: nvml.NewOutsideReader(place.HostRoot, root), WatchDevices: host.WatchDevices})
+	source, err := nvml.Open(nvml.Options{
+		HostRoot: place.HostRoot, DriverRoot: root, Library: path, Process: process, Log: log, OnFailure: onFailure, Partitions: partitions,
+		ReadOutside: nvml.NewOutsideReader(place.HostRoot, root), WatchDevices: host.WatchDevices,
+	})
 	if err != nil {
 		return plugin.Opened{}, err
 	}

@@ -91,7 +91,8 @@ func (r *Resource) chooseDevices(ids []string) ([]plan.Device, error) {
 		case slices.Contains(ids[:i], id):
 			return nil, status.Errorf(codes.InvalidArgument, "device %s was requested twice", id)
 		case !d.Healthy():
-			return nil, status.Errorf(codes.FailedPrecondition, "device %s has been unhealthy since %s: %s", id, d.Since.UTC().Format(time.RFC3339), describeFault(d.Fault))
+			return nil, status.Errorf(codes.FailedPrecondition, "device %s has been unhealthy since %s: %s",
+				id, d.Since.UTC().Format(time.RFC3339), describeFault(d.Fault))
 		case d.Replicas > 0 && len(ids) > 1 && r.limitsToOne():
 			return nil, status.Errorf(codes.InvalidArgument, "a container may have one %s and requested %d: it is a part of a shared GPU, and more parts do not give more of the GPU; "+
 				"request 1, or set failRequestsGreaterThanOne: false in the device plugin's sharing", r.name, len(ids))

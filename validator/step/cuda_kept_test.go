@@ -144,7 +144,8 @@ func TestAProofThatIsOlderThanAFaultIsNone(t *testing.T) {
 	} {
 		c.fault.Reason = gpu.ReasonXID
 		require.NoError(t, nodestate.Write(k.node.StatePath(nodestate.DevicePlugin), nodestate.State{
-			Component: nodestate.DevicePlugin, BootID: k.node.BootID, Phase: nodestate.Ready, DevicePlugin: &nodestate.DevicePluginInfo{Faults: []nodestate.Fault{c.fault}},
+			Component: nodestate.DevicePlugin, BootID: k.node.BootID, Phase: nodestate.Ready,
+			DevicePlugin: &nodestate.DevicePluginInfo{Faults: []nodestate.Fault{c.fault}},
 		}))
 		_, ran := k.restart()
 		require.ElementsMatch(t, c.again, ran, name)

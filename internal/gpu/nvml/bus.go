@@ -64,7 +64,7 @@ func (w *watch) handleBusEvent(address gpu.PCIAddress) {
 		}
 	}
 	w.readNextOutside()
-	w.again = w.cycled == nil // else they are read once NVML is initialised
+	w.again = w.again || w.cycled == nil // else they are read once NVML is initialised
 }
 
 // lookAtBus looks which of the GPUs that are lost or released answer on the bus. A released one that answers again
